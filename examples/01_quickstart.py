@@ -1,0 +1,129 @@
+"""Train a small GPT on the Python standard library's own source text, and watch it from inside.
+
+    instrument demo                        # this script, installed with the package
+    python examples/01_quickstart.py       # the same, from a checkout
+
+One step shows the whole of `instrument`: `InstrumentedStep` takes the place of `nn.TrainOneStepCell`, and returns the loss
+together with one small vector of statistics, computed in the compiled graph; `TrainingMonitor` records the vector.
+Everything else is an ordinary MindSpore program. It runs on a CPU, in about a minute.
+"""
+from __future__ import annotations
+
+import math
+import string
+import sysconfig
+from datetime import datetime
+from pathlib import Path
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore import dataset as ds
+from mindspore.train import Model
+
+from instrument import InstrumentedStep, TrainingMonitor
+from instrument.writers import ConsoleWriter
+
+VOCABULARY = "\n" + string.printable[:95]  # every other character becomes "\n"
+CONTEXT, BATCH, WIDTH, HEADS, BLOCKS = 64, 16, 128, 4, 4
+PEAK_RATE, WARM_UP = 4e-3, 20
+
+
+class Attention(nn.Cell):
+    """Causal self-attention over [batch, time, WIDTH]."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Dense(WIDTH, 3 * WIDTH)
+        self.out = nn.Dense(WIDTH, WIDTH)
+        self.mask = Tensor(np.triu(np.full((CONTEXT, CONTEXT), -1e9), 1), ms.float32)
+        self.scores = ops.BatchMatMul(transpose_b=True)
+        self.mix = ops.BatchMatMul()
+        self.softmax = nn.Softmax()
+
+    def construct(self, x):
+        heads = self.qkv(x).reshape(-1, CONTEXT, 3, HEADS, WIDTH // HEADS).transpose(2, 0, 3, 1, 4)
+        weights = self.softmax(self.scores(heads[0], heads[1]) / math.sqrt(WIDTH // HEADS) + self.mask)
+        return self.out(self.mix(weights, heads[2]).transpose(0, 2, 1, 3).reshape(-1, CONTEXT, WIDTH))
+
+
+class Block(nn.Cell):
+    """Attention and a two-layer network, each added to its own input."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm((WIDTH,)), nn.LayerNorm((WIDTH,))
+        self.attention = Attention()
+        self.mlp = nn.SequentialCell(nn.Dense(WIDTH, 4 * WIDTH), nn.GELU(), nn.Dense(4 * WIDTH, WIDTH))
+
+    def construct(self, x):
+        x = x + self.attention(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class GPT(nn.Cell):
+    """Next-character loss, in nats, of [batch, time] token numbers and the ones that follow them."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(len(VOCABULARY), WIDTH)
+        self.position = Parameter(Tensor(np.zeros((CONTEXT, WIDTH)), ms.float32))
+        self.blocks = nn.CellList([Block() for _ in range(BLOCKS)])
+        self.norm = nn.LayerNorm((WIDTH,))
+        self.head = nn.Dense(WIDTH, len(VOCABULARY))
+        self.loss = nn.CrossEntropyLoss()
+
+    def construct(self, tokens, following):
+        x = self.embedding(tokens) + self.position
+        for block in self.blocks:
+            x = block(x)
+        return self.loss(self.head(self.norm(x)).reshape(-1, len(VOCABULARY)), following.reshape(-1))
+
+
+class Windows:
+    """A batch of random windows of the text for each step; the same ones in every run."""
+
+    def __init__(self, text: str, steps: int):
+        number = {character: i for i, character in enumerate(VOCABULARY)}
+        self.tokens = np.array([number.get(character, 0) for character in text], np.int32)
+        self.steps = steps
+
+    def __len__(self):
+        return self.steps
+
+    def __getitem__(self, step):
+        starts = np.random.default_rng(int(step)).integers(len(self.tokens) - CONTEXT, size=BATCH)
+        windows = np.stack([self.tokens[start:start + CONTEXT + 1] for start in starts])
+        return windows[:, :-1], windows[:, 1:]
+
+
+def rates(steps: int) -> list[float]:
+    """Learning rate of each step: linear warm-up, then half a cosine down to a tenth of the peak."""
+    decay = (0.1 + 0.45 * (1 + math.cos(math.pi * step / steps)) for step in range(steps))
+    return [PEAK_RATE * min(1.0, (step + 1) / WARM_UP) * factor for step, factor in enumerate(decay)]
+
+
+def main(steps: int = 200, run_dir: str | None = None) -> None:
+    """Train for `steps` steps, and record them in the new directory `run_dir`."""
+    run_dir = run_dir or f"runs/demo-{datetime.now():%Y%m%d-%H%M%S}"
+    monitor = TrainingMonitor(run_dir, writers=[ConsoleWriter(total_steps=steps)])
+    files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+    text = "".join(file.read_text("utf-8", errors="replace") for file in files)
+
+    ms.set_context(mode=ms.GRAPH_MODE, device_target="CPU")
+    ms.set_seed(1)
+    net = GPT()
+    optimizer = nn.AdamWeightDecay(net.trainable_params(), rates(steps), weight_decay=0.01)
+    step = InstrumentedStep(net, optimizer)
+    print(f"A GPT of {sum(p.size for p in net.trainable_params()):,} parameters learns from {len(text):,} characters of "
+          f"Python.\nCompiling takes a while; then each of {steps} steps is recorded.", flush=True)
+    dataset = ds.GeneratorDataset(Windows(text, steps), ["tokens", "following"], shuffle=False)
+    Model(step).train(1, dataset, callbacks=[monitor], dataset_sink_mode=False)
+
+    print(f"\nRecorded in {run_dir}. To look at it:\n"
+          f"    tensorboard --logdir {Path(run_dir).parent}\n"
+          f"    head -n 1 {run_dir}/metrics-*.jsonl")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""Everything that depends on which MindSpore this is; no other module asks.
+
+Each entry says which releases need it and when it can go.
+"""
+from __future__ import annotations
+
+import functools
+import os
+import warnings
+from typing import Any
+
+import mindspore as ms
+from mindspore import nn, ops
+from packaging.version import Version
+
+TESTED = ("2.0.0", "2.7.0", "2.7.1", "2.7.2", "2.8.0", "2.9.0", "2.10.0")
+
+RELEASE = Version(ms.__version__.split("+")[0])
+
+# 2.0.0 to 2.10.0 keep the sparse gradient's class private; the public name went with 1.x.
+try:
+    from mindspore.common.sparse_tensor import RowTensorInner as RowTensor
+except ImportError:  # not seen in a tested release: sparse gradients are then unknown to us and reach MindSpore's own error
+    RowTensor = None
+
+# ops.constexpr became public with 2.0; the decorator runs a function while the graph is compiled.
+constexpr = ops.constexpr
+
+# ms.bfloat16 as a type of CPU kernels: 2.2 and later.
+BFLOAT16 = getattr(ms, "bfloat16", None)
+FLOAT_TYPES = tuple(t for t in (ms.float16, ms.float32, ms.float64, BFLOAT16) if t is not None)
+
+
+@functools.lru_cache(maxsize=None)
+def warn_if_untested(release: str = str(RELEASE)) -> None:
+    """Warn, once a process, about a MindSpore release that no test of ours has seen."""
+    if release not in TESTED:
+        warnings.warn(f"instrument has not been tested with MindSpore {release}; tested: {', '.join(TESTED)}. "
+                      "If a number looks wrong, compare with one of those.", stacklevel=3)
+
+
+def device_target() -> str:
+    """`"Ascend"`, `"GPU"` or `"CPU"`."""
+    return ms.get_context("device_target")
+
+
+def is_graph_mode() -> bool:
+    """Whether a cell called now is compiled."""
+    return ms.get_context("mode") == ms.GRAPH_MODE
+
+
+def check_parallel_mode() -> None:
+    """ValueError in a parallel mode in which a tensor of this rank is a shard, so that its norm would be one as well."""
+    mode = ms.get_auto_parallel_context("parallel_mode")
+    if mode not in ("stand_alone", "data_parallel"):
+        raise ValueError(f"InstrumentedStep measures the tensors of this rank, which in the parallel mode {mode!r} can be "
+                         "shards: the norms would be wrong. It works in 'stand_alone' and 'data_parallel'.")
+    if ms.get_auto_parallel_context("enable_parallel_optimizer"):
+        raise ValueError("InstrumentedStep measures the tensors of this rank, which with enable_parallel_optimizer=True are "
+                         "shards: the norms would be wrong. Switch it off.")
+
+
+def check_overflow_is_visible() -> None:
+    """ValueError where an overflow does not show in the gradients."""
+    if device_target() == "Ascend" and os.environ.get("MS_ASCEND_CHECK_OVERFLOW_MODE") == "SATURATION_MODE":
+        raise ValueError("loss scaling finds an overflow by looking at the gradients, but in SATURATION_MODE the device "
+                         "writes 65504 in place of infinity. Set the environment variable "
+                         "MS_ASCEND_CHECK_OVERFLOW_MODE=INFNAN_MODE, or use no loss_scale.")
+
+
+def is_recomputed(cell: nn.Cell) -> bool:
+    """Whether this cell, or a cell around it, had `recompute()` called."""
+    return bool(getattr(cell, "_has_config_recompute", False))  # set on the cell and all below it, 2.0.0 to 2.10.0
+
+
+def has_custom_bprop(cell: nn.Cell) -> bool:
+    """Whether the cell's class gives its own gradient."""
+    return hasattr(type(cell), "bprop")

@@ -1,0 +1,126 @@
+"""What each element of the `stats` vector means: `Metric` and `Schema`.
+
+Owns names, units, scopes, merge rules, and turning one vector into named floats. Knows nothing of MindSpore and of
+how the numbers are computed.
+"""
+from __future__ import annotations
+
+import difflib
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+Scope = Literal["global", "local"]
+Merge = Literal["identical", "sum", "mean", "rms", "max", "mean_of_max"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One element of the vector.
+
+    Attributes:
+        name: `group/statistic` or `group/statistic/object`; the object is MindSpore's own parameter or cell name.
+        unit: `step`, `loss`, `1` (dimensionless, in the unit of the tensor measured), `calls`, `elements`,
+            `parameters`, `fraction` or `flag` (0 or 1).
+        scope: `global` is one number for all ranks of a data parallel job; `local` is this rank's own.
+        merge: how values of several calls, micro-batches or ranks make one: `identical` (they are all the same),
+            `sum`, `mean` (weighted by elements where the numbers of elements differ), `rms` (root of the mean of
+            squares, weighted likewise), `max`, or `mean_of_max` (the mean of each call's maximum: a sum over calls
+            is all that a gradient can carry, so the largest of several calls is not known).
+    """
+
+    name: str
+    unit: str
+    scope: Scope
+    merge: Merge
+
+
+class Schema:
+    """The ordered metrics of a `stats` vector.
+
+    Args:
+        metrics: One `Metric` for each element, in the vector's order.
+
+    Raises:
+        ValueError: Two metrics have one name.
+
+    Example:
+        >>> schema = Schema([Metric("step", "step", "global", "identical"), Metric("loss", "loss", "local", "mean")])
+        >>> schema.unpack([3.0, 0.5])
+        {'step': 3.0, 'loss': 0.5}
+    """
+
+    def __init__(self, metrics: Sequence[Metric]):
+        self.metrics: tuple[Metric, ...] = tuple(metrics)
+        self.names: tuple[str, ...] = tuple(metric.name for metric in self.metrics)
+        self._position = {name: i for i, name in enumerate(self.names)}
+        if len(self._position) < len(self.names):
+            twice = sorted({name for name in self.names if self.names.count(name) > 1})
+            raise ValueError(f"metric names must be unique, but these occur twice: {', '.join(twice)}. "
+                             "Rename the parameter, the cell or the loss part that they come from.")
+        self._count_of = [self._call_count(name) for name in self.names]
+        self._reported: set[str] = set()
+
+    def _call_count(self, name: str) -> int | None:
+        """Position of the call count that says whether the metric `name` was measured, if it has one."""
+        group, _, rest = name.partition("/")
+        if group not in ("activation", "activation_grad"):
+            return None
+        stat, _, cell = rest.partition("/")
+        return None if (group, stat) == ("activation", "count") else self._position.get(f"activation/count/{cell}")
+
+    def __len__(self) -> int:
+        return len(self.metrics)
+
+    def __iter__(self) -> Iterator[Metric]:
+        return iter(self.metrics)
+
+    def __getitem__(self, name: str) -> Metric:
+        return self.metrics[self.index(name)]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._position
+
+    def index(self, name: str) -> int:
+        """Position of the metric `name` in the vector; KeyError with near names where there is none."""
+        try:
+            return self._position[name]
+        except KeyError:
+            near = difflib.get_close_matches(name, self.names, n=3, cutoff=0.3)
+            raise KeyError(f"no metric {name!r}; near names: {', '.join(near) or 'none'}") from None
+
+    def unpack(self, stats: Any) -> dict[str, float]:
+        """Name the elements of one vector, with one device-to-host copy.
+
+        Args:
+            stats: The step's second output: a float32 Tensor of shape [K], or an array or sequence of K numbers.
+
+        Returns:
+            `{name: value}` in the schema's order. NaN and infinities are values, and are kept. The statistics of a
+            cell that was called no time in the measured step (call count 0) are absent, with one warning a cell.
+
+        Raises:
+            ValueError: `stats` does not have K elements.
+        """
+        values = np.asarray(stats.asnumpy() if hasattr(stats, "asnumpy") else stats, dtype=np.float64)
+        if values.shape != (len(self),):
+            raise ValueError(f"stats must be a vector of shape ({len(self)},), one element a metric, "
+                             f"but its shape is {values.shape}. Pass the second output of the step that owns this schema.")
+        unpacked = {}
+        for name, value, count in zip(self.names, values.tolist(), self._count_of):
+            if count is not None and values[count] == 0:
+                self._report_silent(self.names[count].split("/", 2)[2])
+            else:
+                unpacked[name] = value
+        return unpacked
+
+    def _report_silent(self, cell: str) -> None:
+        if cell in self._reported:
+            return
+        self._reported.add(cell)
+        warnings.warn(f"cell {cell!r} was not measured: either this step's forward did not call it, or no gradient of "
+                      "the loss flows through its output. Its statistics are left out where that is so. "
+                      "Leave the cell out by the argument `activations`.", stacklevel=3)
