@@ -9,6 +9,7 @@ Everything else is an ordinary MindSpore program. It runs on a CPU, in about a m
 """
 from __future__ import annotations
 
+import json
 import math
 import string
 import sysconfig
@@ -19,14 +20,20 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dataset as ds
+from mindspore.common.initializer import Normal, initializer
 from mindspore.train import Model
 
 from instrument import InstrumentedStep, TrainingMonitor
 from instrument.writers import ConsoleWriter
 
 VOCABULARY = "\n" + string.printable[:95]  # every other character becomes "\n"
-CONTEXT, BATCH, WIDTH, HEADS, BLOCKS = 64, 16, 128, 4, 4
-PEAK_RATE, WARM_UP = 4e-3, 20
+CONTEXT, BATCH, WIDTH, HEADS, BLOCKS = 64, 12, 96, 4, 4
+SCALE = (WIDTH // HEADS) ** -0.5
+PEAK_RATE, WARM_UP = 1.5e-3, 20
+
+
+def dense(inputs: int, outputs: int) -> nn.Dense:
+    return nn.Dense(inputs, outputs, weight_init=Normal(0.04))  # the default is not the same in all releases
 
 
 class Attention(nn.Cell):
@@ -34,8 +41,8 @@ class Attention(nn.Cell):
 
     def __init__(self):
         super().__init__()
-        self.qkv = nn.Dense(WIDTH, 3 * WIDTH)
-        self.out = nn.Dense(WIDTH, WIDTH)
+        self.qkv = dense(WIDTH, 3 * WIDTH)
+        self.out = dense(WIDTH, WIDTH)
         self.mask = Tensor(np.triu(np.full((CONTEXT, CONTEXT), -1e9), 1), ms.float32)
         self.scores = ops.BatchMatMul(transpose_b=True)
         self.mix = ops.BatchMatMul()
@@ -43,7 +50,7 @@ class Attention(nn.Cell):
 
     def construct(self, x):
         heads = self.qkv(x).reshape(-1, CONTEXT, 3, HEADS, WIDTH // HEADS).transpose(2, 0, 3, 1, 4)
-        weights = self.softmax(self.scores(heads[0], heads[1]) / math.sqrt(WIDTH // HEADS) + self.mask)
+        weights = self.softmax(self.scores(heads[0], heads[1]) * SCALE + self.mask)
         return self.out(self.mix(weights, heads[2]).transpose(0, 2, 1, 3).reshape(-1, CONTEXT, WIDTH))
 
 
@@ -54,7 +61,7 @@ class Block(nn.Cell):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm((WIDTH,)), nn.LayerNorm((WIDTH,))
         self.attention = Attention()
-        self.mlp = nn.SequentialCell(nn.Dense(WIDTH, 4 * WIDTH), nn.GELU(), nn.Dense(4 * WIDTH, WIDTH))
+        self.mlp = nn.SequentialCell(dense(WIDTH, 4 * WIDTH), nn.ReLU(), dense(4 * WIDTH, WIDTH))
 
     def construct(self, x):
         x = x + self.attention(self.norm1(x))
@@ -66,11 +73,11 @@ class GPT(nn.Cell):
 
     def __init__(self):
         super().__init__()
-        self.embedding = nn.Embedding(len(VOCABULARY), WIDTH)
-        self.position = Parameter(Tensor(np.zeros((CONTEXT, WIDTH)), ms.float32))
+        self.embedding = nn.Embedding(len(VOCABULARY), WIDTH, embedding_table=Normal(0.5))
+        self.position = Parameter(initializer(Normal(0.5), (CONTEXT, WIDTH)))
         self.blocks = nn.CellList([Block() for _ in range(BLOCKS)])
         self.norm = nn.LayerNorm((WIDTH,))
-        self.head = nn.Dense(WIDTH, len(VOCABULARY))
+        self.head = dense(WIDTH, len(VOCABULARY))
         self.loss = nn.CrossEntropyLoss()
 
     def construct(self, tokens, following):
@@ -110,7 +117,11 @@ def main(steps: int = 200, run_dir: str | None = None) -> None:
     files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
     text = "".join(file.read_text("utf-8", errors="replace") for file in files)
 
-    ms.set_context(mode=ms.GRAPH_MODE, device_target="CPU")
+    ms.set_context(mode=ms.GRAPH_MODE)
+    if hasattr(ms, "set_device"):  # newer releases warn of the old way
+        ms.set_device("CPU")
+    else:
+        ms.set_context(device_target="CPU")
     ms.set_seed(1)
     net = GPT()
     optimizer = nn.AdamWeightDecay(net.trainable_params(), rates(steps), weight_decay=0.01)
@@ -120,7 +131,10 @@ def main(steps: int = 200, run_dir: str | None = None) -> None:
     dataset = ds.GeneratorDataset(Windows(text, steps), ["tokens", "following"], shuffle=False)
     Model(step).train(1, dataset, callbacks=[monitor], dataset_sink_mode=False)
 
-    print(f"\nRecorded in {run_dir}. To look at it:\n"
+    records = [json.loads(line) for line in (Path(run_dir) / "metrics-00000.jsonl").open()]
+    first, last = records[0], records[-1]
+    print(f"\nLoss {first['loss']:.2f} at step {first['step']}, {last['loss']:.2f} at step {last['step']}. "
+          f"The records are in {run_dir}; to look at them:\n"
           f"    tensorboard --logdir {Path(run_dir).parent}\n"
           f"    head -n 1 {run_dir}/metrics-*.jsonl")
 

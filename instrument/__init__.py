@@ -1,5 +1,32 @@
-from instrument.norms import NormStats
-from instrument.schema import Metric, Schema
-from instrument.step import InstrumentedStep
+"""See inside MindSpore training while it runs.
 
-__all__ = ["InstrumentedStep", "Metric", "NormStats", "Schema"]
+    from instrument import InstrumentedStep, TrainingMonitor
+
+    step = InstrumentedStep(net, opt)                  # in place of nn.TrainOneStepCell(net, opt)
+    loss, stats = step(x, y)                           # stats: one float32 vector, computed in the graph
+    step.schema.unpack(stats)                          # {"step": 1.0, "loss": 2.3, "grad/norm": 0.8, ...}
+
+    Model(step).train(10, dataset, callbacks=[TrainingMonitor("runs/first")])      # or: record every step
+"""
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from instrument.schema import Metric, Schema
+
+if TYPE_CHECKING:
+    from instrument.monitor import TrainingMonitor
+    from instrument.norms import NormStats
+    from instrument.step import InstrumentedStep
+
+__all__ = ["InstrumentedStep", "Metric", "NormStats", "Schema", "TrainingMonitor"]
+
+# Imported on first use: they need MindSpore, which takes seconds, and which tools that read runs do without.
+_LAZY = {"InstrumentedStep": "step", "NormStats": "norms", "TrainingMonitor": "monitor"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import functools
 import os
 import warnings
-from typing import Any
 
 import mindspore as ms
 from mindspore import nn, ops
@@ -31,7 +30,7 @@ BFLOAT16 = getattr(ms, "bfloat16", None)
 FLOAT_TYPES = tuple(t for t in (ms.float16, ms.float32, ms.float64, BFLOAT16) if t is not None)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def warn_if_untested(release: str = str(RELEASE)) -> None:
     """Warn, once a process, about a MindSpore release that no test of ours has seen."""
     if release not in TESTED:

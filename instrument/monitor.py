@@ -11,6 +11,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -148,37 +149,40 @@ class TrainingMonitor(_OldHooks):
         self._last_read = call
         record = None
         with self._reported("TrainingMonitor"):
-            record = self._read(params, call)
+            self._find_step(params.get("train_network"))
+            record = self._read(params.get("net_outputs"), call)
         if record is None or record.step in (0, self._last_step):
             return
+        self._last_step = record.step
         with self._reported("learning_rate"):
-            record.values.update(self._learning_rates(params, record))
+            record = replace(record, values={**record.values, **self._learning_rates(params, record)})
         now = time.perf_counter()
         if self._since is not None and call > self._since[1]:
-            record.values["step_time"] = (now - self._since[0]) / (call - self._since[1])
+            step_time = (now - self._since[0]) / (call - self._since[1])
+            record = replace(record, values={**record.values, "step_time": step_time})
         self._since = now, call
-        self._last_step = record.step
         for writer in self.writers:
             with self._reported(type(writer).__name__):
                 writer.write(record)
 
-    def _read(self, params: Any, call: int) -> Record | None:
-        outputs = params.get("net_outputs")
-        network = params.get("train_network")
-        if network is not self._network:
-            self._network, self._step_cell = network, _instrumented(network)
-            if self.run_dir is not None and self._step_cell is not None:
+    def _find_step(self, network: Any) -> None:
+        if network is self._network:
+            return
+        self._network, self._step_cell = network, _instrumented(network)
+        if self.run_dir is not None and self._step_cell is not None:
+            with self._reported(runs.CONFIG):
                 runs.write_schema(self.run_dir, self._step_cell.schema)
+
+    def _read(self, outputs: Any, call: int) -> Record:
         if self._step_cell is not None:
             return Record.from_stats(outputs[1], self._step_cell.schema, time=time.time())
         loss = to_float(outputs[0] if isinstance(outputs, (tuple, list)) and outputs else outputs)
         return Record(self._offset + call, time.time(), {} if loss is None else {"loss": loss})
 
     def _learning_rates(self, params: Any, record: Record) -> dict[str, float]:
-        optimizer = getattr(self._step_cell or self._network, "optimizer", None) or params.get("optimizer")
-        if optimizer is None:
-            return {}
-        return learning_rates(optimizer, skipped=bool(record.values.get("skipped")))
+        cell = self._network if self._step_cell is None else self._step_cell
+        optimizer = getattr(cell, "optimizer", None) or params.get("optimizer")
+        return {} if optimizer is None else learning_rates(optimizer, skipped=bool(record.values.get("skipped")))
 
     @contextlib.contextmanager
     def _reported(self, source: str) -> Iterator[None]:

@@ -9,20 +9,86 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
-from instrument import _compat, stats
+from instrument import stats
 from instrument.schema import Merge, Metric, Schema, Scope
 
-_rows = ops.MultitypeFuncGraph("instrument_rows")
+_dense = ops.MultitypeFuncGraph("instrument_dense")
 
 
-@_rows.register("Tensor")
-def _rows_of_tensor(gradient):
-    return stats.as_rows(gradient)
+@_dense.register("Tensor")
+def _dense_tensor(gradient):
+    return stats.as_float32(gradient)
 
 
-@_rows.register("RowTensor")
-def _rows_of_sparse(gradient):
-    return stats.as_rows(stats.dense(gradient))
+@_dense.register("RowTensor")
+def _dense_sparse(gradient):
+    return stats.as_float32(stats.dense(gradient))
+
+
+# A kernel costs more to launch than to run on so few elements: such tensors are stacked first.
+SMALL = 8192
+
+
+class SquareSums(nn.Cell):
+    """Sums of squares of many tensors, with few operators: tensors of one size go together.
+
+    Small tensors of one size are stacked and squared at once; larger ones are squared one by one, and the sums of their
+    rows are stacked. Beside each sum comes what tells an underflow from zero, see `stats.root`.
+
+    Args:
+        shapes: Shapes of the tensors.
+    """
+
+    def __init__(self, shapes: Sequence[tuple[int, ...]]):
+        super().__init__(auto_prefix=False)
+        groups: dict[int, list[int]] = {}
+        for i, shape in enumerate(shapes):
+            groups.setdefault(stats.size_of(shape), []).append(i)
+        self.small = tuple(tuple(group) for size, group in groups.items() if size <= SMALL)
+        # What is stacked must agree in rows as well, and a matrix is read in its own rows.
+        large: dict[tuple[int, int], list[int]] = {}
+        for size, group in groups.items():
+            for i in group if size > SMALL else ():
+                large.setdefault(stats.row_shape(shapes[i]), []).append(i)
+        self.large = tuple(tuple(group) for group in large.values())
+        order = [i for group in self.small + self.large for i in group]
+        self.order = Tensor(np.argsort(order).astype(np.int32))
+        self.elements = Tensor(np.array([stats.size_of(shape) for shape in shapes], np.float32))
+        self.abs = ops.Abs()
+        self.concat = ops.Concat()
+        self.gather = ops.Gather()
+        self.mul = ops.Mul()
+        self.reshape = ops.Reshape()
+        self.stack = ops.Stack()
+        self.sum = ops.ReduceSum()
+
+    def construct(self, tensors):
+        """Sum.
+
+        Args:
+            tensors: float32 tensors of the shapes given, a tuple.
+
+        Returns:
+            (sums of squares, witnesses), each float32 [number of tensors].
+        """
+        squares = ()
+        seen = ()
+        for group in self.small:
+            rows = ()
+            for i in group:
+                rows = rows + (self.reshape(tensors[i], (-1,)),)
+            rows = self.stack(rows)
+            squares = squares + (self.sum(self.mul(rows, rows), -1),)
+            seen = seen + (self.sum(self.abs(rows), -1),)
+        for group in self.large:
+            square_rows = ()
+            rows = ()
+            for i in group:
+                square_rows = square_rows + (stats.row_square_sums(tensors[i]),)
+                rows = rows + (stats.row_sums(tensors[i]),)
+            squares = squares + (self.sum(self.stack(square_rows), -1),)
+            seen = seen + (self.sum(self.abs(self.stack(rows)), -1),)
+        return self.gather(self.concat(squares), self.order, 0), self.gather(self.concat(seen), self.order, 0)
 
 
 class NormStats(nn.Cell):
@@ -63,29 +129,35 @@ class NormStats(nn.Cell):
         self.stack = ops.Stack()
         self.concat = ops.Concat()
         self.sum = ops.ReduceSum(keep_dims=True)
-        self.gradient_elements = _sizes(parameters)
-        self.weight_elements = _sizes(parameters + frozen)
+        self.of_gradients = SquareSums([p.shape for p in parameters])
+        self.of_weights = SquareSums([p.shape for p in parameters + frozen])
         self.schema = Schema(self._metrics([p.name for p in parameters], [p.name for p in frozen], gradient_scope))
 
     def construct(self, grads):
-        """Measure. Args: grads: one gradient a parameter, in order. Returns: float32 vector, laid out by `schema`."""
-        rows = self.map(_rows, grads)
-        squares = self.stack(self.map(stats.square_sum, rows))
-        seen = self.stack(self.map(stats.witness, rows))
-        weight_rows = self.map(stats.as_rows, self.weights)
-        weight_squares = self.stack(self.map(stats.square_sum, weight_rows))
-        weight_seen = self.stack(self.map(stats.witness, weight_rows))
-        values = (self.total_norm(squares, self.gradient_elements, seen),
+        """Measure.
+
+        Args:
+            grads: One gradient a parameter, in order, of any float type; sparse (RowTensor) ones too.
+
+        Returns:
+            float32 [K], laid out by `schema`.
+        """
+        grads = self.map(_dense, grads)
+        squares, seen = self.of_gradients(grads)
+        weight_squares, weight_seen = self.of_weights(self.map(stats.as_float32, self.weights))
+        elements = self.of_gradients.elements
+        weight_elements = self.of_weights.elements
+        values = (self.total_norm(squares, elements, seen),
                   self.total(stats.is_nonfinite(squares)),
-                  self.total_norm(weight_squares, self.weight_elements, weight_seen))
+                  self.total_norm(weight_squares, weight_elements, weight_seen))
         if self.counts:
-            zeros = self.total(self.stack(self.map(stats.zero_count, rows)))
-            values = values + (zeros / self.total(self.gradient_elements),)
+            zeros = self.total(self.stack(self.map(stats.zero_count, grads)))
+            values = values + (zeros / self.total(elements),)
         if self.per_parameter:
-            values = values + (stats.root(squares, self.gradient_elements, seen),
-                               stats.root(weight_squares, self.weight_elements, weight_seen))
+            values = values + (stats.root(squares, elements, seen),
+                               stats.root(weight_squares, weight_elements, weight_seen))
             if self.counts:
-                values = values + (self.stack(self.map(stats.nonfinite_count, rows)),)
+                values = values + (self.stack(self.map(stats.nonfinite_count, grads)),)
         return self.concat(values)
 
     def total(self, values):
@@ -109,7 +181,3 @@ class NormStats(nn.Cell):
             if self.counts:
                 metrics += [Metric(f"grad/nonfinite/{name}", "elements", scope, "max") for name in trained]
         return metrics
-
-
-def _sizes(parameters: Sequence[Parameter]) -> Tensor:
-    return Tensor(np.array([p.size for p in parameters], np.float32))

@@ -1,11 +1,15 @@
-"""Graph-safe mathematics: one pure function a statistic, on tensors of any float type and shape.
+"""Graph-safe mathematics: one pure function a statistic, on float32 tensors of any shape.
 
-Owns how each number is computed on the device, and nothing else: no parameters, no state, no names. Every function
-casts to float32 first and accumulates in float32, so that half precision neither overflows nor loses what it sums. A
-float64 twin of each stands in the tests.
+Owns how each number is computed on the device, and nothing else: no parameters, no state, no names. Callers cast to
+float32 before (`as_float32`), so that half precision neither overflows nor loses what it sums; every sum is accumulated
+in float32. A float64 twin of each stands in the tests.
 
-The range: a square must be a normal float32, so magnitudes from about 1e-19 to 1.8e19 are seen, and a root mean square
-from `SMALLEST_RMS` upward is right to float32 rounding. `norms` and `rms` show what is out of range as NaN or infinity.
+The range: a square must be a normal float32, so magnitudes from about 1.1e-19 to 1.8e19 are seen, and a root mean square
+from `SMALLEST_RMS` upward is right to float32 rounding. `root` shows what lies beyond as infinity or NaN.
+
+Which primitive matters: on a CPU a reduction over all axes at once takes many times as long as rows first and then the
+rest, a three-dimensional one likewise, and the distance to zero in the maximum norm is the quickest maximum. On Ascend
+and GPU the plain reductions are right. The measurements are in benchmarks/kernels.py.
 """
 from __future__ import annotations
 
@@ -13,31 +17,42 @@ import math
 from typing import Any
 
 import mindspore as ms
+import numpy as np
 from mindspore import Tensor, ops
 
+from instrument import _compat
 from instrument._compat import constexpr
 
 # Below this a sum of squares may have lost elements that underflowed (the smallest normal float32 is 1.2e-38).
 SMALLEST_RMS = 1e-16
 
+# Rows of this length are read quickly, and a float32 sum of them is right to 1e-7; longer ones lose digits.
+_ROW_LENGTHS = range(4096, 63, -1)
+
 # Primitives are made once: the functional forms (ops.square, ops.sum, ...) add a graph of their own to every call and
 # make the compile of a large network slower.
 _abs = ops.Abs()
-_argmax = ops.ArgMaxWithValue(axis=-1)
 _cast = ops.Cast()
 _equal = ops.Equal()
+_greatest_distance = ops.Cdist(p=math.inf)
 _is_finite = ops.IsFinite()
+_is_nan = ops.IsNan()
 _less = ops.Less()
 _logical_and = ops.LogicalAnd()
 _max = ops.ReduceMax()
+_mul = ops.Mul()
 _not_equal = ops.NotEqual()
 _reshape = ops.Reshape()
 _segment_sum = ops.UnsortedSegmentSum()
 _select = ops.Select()
 _shape = ops.Shape()
 _sqrt = ops.Sqrt()
-_square = ops.Square()
+_sub = ops.Sub()
 _sum = ops.ReduceSum()
+
+_NAN = Tensor(float("nan"), ms.float32)
+_ONE = Tensor(1.0, ms.float32)
+_ZERO = Tensor(0.0, ms.float32)
 
 
 def size_of(shape: tuple[int, ...]) -> int:
@@ -45,26 +60,45 @@ def size_of(shape: tuple[int, ...]) -> int:
     return math.prod(shape)
 
 
-@constexpr
-def row_layout(shape: tuple[int, ...]) -> tuple[int, int]:
-    """The (rows, columns) that a reduction of a tensor of this shape reads: last axis first, then the rest.
+def row_length(size: int) -> int:
+    """The length of the rows that a tensor of so many elements is read in: a divisor, or all of it."""
+    return next((length for length in _ROW_LENGTHS if size % length == 0), size)
 
-    Two short stages are quicker than one (see benchmarks) and round better: the error of a float32 sum grows with its
-    length. A long vector is folded by its largest divisor below the square root.
-    """
+
+def row_shape(shape: tuple[int, ...]) -> tuple[int, int]:
+    """The (rows, length) that a tensor of this shape is read in."""
     if any(length < 0 for length in shape):
         raise ValueError(f"instrument needs static shapes, but a tensor to measure has shape {shape}, where -1 is a "
                          "dynamic axis. Leave the cell out by `activations`, or do not use set_inputs with None axes.")
-    size = math.prod(shape)
-    columns = shape[-1] if shape else 1
-    if len(shape) < 2 and size > 4096:
-        columns = next(k for k in range(math.isqrt(size), 0, -1) if size % k == 0)
-    return size // max(columns, 1), columns
+    if len(shape) == 2 and shape[1] in _ROW_LENGTHS:
+        return shape[0], shape[1]  # no reshape: that of a parameter would copy it
+    size = size_of(shape)
+    length = row_length(size)
+    return size // max(length, 1), length
 
 
-def as_rows(x: Tensor) -> Tensor:
-    """`x` as a float32 matrix, for the two-stage reductions below."""
-    return _cast(_reshape(x, row_layout(_shape(x))), ms.float32)
+_row_shape = constexpr(row_shape)
+
+
+@constexpr
+def _on_cpu() -> bool:
+    return _compat.device_target() == "CPU"
+
+
+@constexpr
+def _zero_row(length: int) -> Tensor:
+    return Tensor(np.zeros((1, length)), ms.float32)
+
+
+@constexpr
+def element_count(shape: tuple[int, ...]) -> Tensor:
+    """The number of elements as a float32 constant."""
+    return Tensor(float(size_of(shape)), ms.float32)
+
+
+def as_float32(x: Tensor) -> Tensor:
+    """`x` in float32; nothing where it is."""
+    return _cast(x, ms.float32)
 
 
 def dense(gradient: Any) -> Tensor:
@@ -72,77 +106,54 @@ def dense(gradient: Any) -> Tensor:
     return _segment_sum(gradient.values, gradient.indices, gradient.dense_shape[0])
 
 
-def element_sum(rows: Tensor) -> Tensor:
-    """Sum of the elements, float32 scalar. Args: rows: float32 matrix, see `as_rows`."""
-    return _sum(_sum(rows, -1))
+def row_sums(x: Tensor) -> Tensor:
+    """Sums of the rows that `x` is read in, float32 [rows]."""
+    return _sum(_reshape(x, _row_shape(_shape(x))), -1)
 
 
-def square_sum(rows: Tensor) -> Tensor:
-    """Sum of squares, float32 scalar."""
-    return _sum(_sum(_square(rows), -1))
+def row_square_sums(x: Tensor) -> Tensor:
+    """Sums of squares of the rows that `x` is read in, float32 [rows]."""
+    return row_sums(_mul(x, x))  # multiplied before the reshape, which is free of a result and copies a parameter
 
 
-def absolute_maximum(rows: Tensor) -> Tensor:
-    """Largest magnitude, float32 scalar."""
-    return _max(_argmax(_abs(rows))[1])
+def element_sum(x: Tensor) -> Tensor:
+    """Sum of all elements, float32 scalar."""
+    if _on_cpu():
+        return _sum(row_sums(x))
+    return _sum(x)
 
 
-def zero_count(rows: Tensor) -> Tensor:
+def square_sum(x: Tensor) -> Tensor:
+    """Sum of squares, float32 scalar; NaN exactly where an element is NaN."""
+    return element_sum(_mul(x, x))
+
+
+def absolute_maximum(x: Tensor) -> Tensor:
+    """Largest magnitude, float32 scalar. A NaN may be passed over: on a CPU no maximum of MindSpore reports it reliably."""
+    if _on_cpu():
+        rows = _reshape(x, _row_shape(_shape(x)))
+        return _max(_reshape(_greatest_distance(rows, _zero_row(_shape(rows)[1])), (-1,)))
+    return _max(_abs(x))
+
+
+def zero_count(x: Tensor) -> Tensor:
     """How many elements are exactly zero, float32 scalar, exact up to 2**24 and to float32 rounding beyond."""
-    return element_sum(_cast(_equal(rows, 0), ms.float32))
+    return element_sum(_cast(_equal(x, _ZERO), ms.float32))
 
 
-def nonfinite_count(rows: Tensor) -> Tensor:
+def nonfinite_count(x: Tensor) -> Tensor:
     """How many elements are NaN or infinite, float32 scalar, exact as `zero_count` is."""
-    return element_sum(1 - _cast(_is_finite(rows), ms.float32))
+    return element_sum(is_nonfinite(x))
 
 
 def is_nonfinite(x: Tensor) -> Tensor:
     """1.0 where an element is NaN or infinite, else 0.0; float32 of the shape of `x`."""
-    return 1 - _cast(_is_finite(x), ms.float32)
+    return _sub(_ONE, _cast(_is_finite(x), ms.float32))
 
 
-@constexpr
-def element_count(shape: tuple[int, ...]) -> Tensor:
-    """The number of elements as a float32 constant."""
-    return Tensor(float(math.prod(shape)), ms.float32)
-
-
-# What one tap can carry, in the order in which it does. All of them merge by addition.
-COLUMNS = ("calls", "elements", "sum", "square_sum", "absmax", "nonfinite_calls", "zeros", "nonfinite")
-
-
-def columns_of(x: Tensor, columns: tuple[str, ...]) -> tuple[Tensor, ...]:
-    """The chosen `COLUMNS` of one tensor, each a float32 scalar, in the order of `COLUMNS`."""
-    rows = as_rows(x)
-    total = element_sum(rows)
-    carried = ()
-    if "calls" in columns:
-        carried = carried + (_ONE,)
-    if "elements" in columns:
-        carried = carried + (element_count(_shape(x)),)
-    if "sum" in columns:
-        carried = carried + (total,)
-    if "square_sum" in columns:
-        carried = carried + (square_sum(rows),)
-    if "absmax" in columns:
-        carried = carried + (absolute_maximum(rows),)
-    if "nonfinite_calls" in columns:
-        carried = carried + (is_nonfinite(total),)
-    if "zeros" in columns:
-        carried = carried + (zero_count(rows),)
-    if "nonfinite" in columns:
-        carried = carried + (nonfinite_count(rows),)
-    return carried
-
-
-_ONE = Tensor(1.0, ms.float32)
-_NAN = Tensor(float("nan"), ms.float32)
-
-
-def witness(rows: Tensor) -> Tensor:
-    """Not zero where some element is known to be not zero, float32 scalar: the sum of the magnitudes of the row sums."""
-    return _sum(_abs(_sum(rows, -1)))
+def or_nan(values: Tensor, witness: Tensor) -> Tensor:
+    """`values`, and NaN where `witness` is NaN; both float32 [N]."""
+    return _select(_is_nan(witness), witness, values)
 
 
 def root(squares: Tensor, elements: Tensor, seen: Tensor) -> Tensor:
@@ -150,10 +161,44 @@ def root(squares: Tensor, elements: Tensor, seen: Tensor) -> Tensor:
 
     Args:
         squares: float32 [N].
-        elements: float32 [N] or scalar, how many squares were added (1 for a mean).
+        elements: float32 [N] or [1], how many squares were added (1 for a mean).
         seen: float32 [N], not zero where some element is known to be not zero. A sum whose mean is below
             `SMALLEST_RMS` squared may have lost elements to underflow, unless all of them are zero.
     """
-    lost = _logical_and(_less(squares, elements * SMALLEST_RMS ** 2), _not_equal(seen, 0))
+    lost = _logical_and(_less(squares, elements * SMALLEST_RMS ** 2), _not_equal(seen, _ZERO))
     roots = _sqrt(squares)
     return _select(lost, roots + _NAN, roots)
+
+
+# What one tap can carry, in the order in which it does. All of them merge by addition.
+COLUMNS = ("calls", "elements", "sum", "square_sum", "absmax", "zeros", "nonfinite")
+
+
+def columns_of(x, columns):
+    """The chosen `COLUMNS` of one tensor of any float type.
+
+    Args:
+        x: The tensor.
+        columns: Names out of `COLUMNS`, in its order.
+
+    Returns:
+        A tuple of float32 scalars.
+    """
+    x = as_float32(x)
+    carried = ()
+    for column in columns:
+        if column == "calls":
+            carried = carried + (_ONE,)
+        elif column == "elements":
+            carried = carried + (element_count(_shape(x)),)
+        elif column == "sum":
+            carried = carried + (element_sum(x),)
+        elif column == "square_sum":
+            carried = carried + (square_sum(x),)
+        elif column == "absmax":
+            carried = carried + (absolute_maximum(x),)
+        elif column == "zeros":
+            carried = carried + (zero_count(x),)
+        else:
+            carried = carried + (nonfinite_count(x),)
+    return carried

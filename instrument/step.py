@@ -14,77 +14,20 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
-from instrument import _compat
+from instrument import _compat, gradients
 from instrument import stats as measure
+from instrument.arguments import check_arguments
 from instrument.losses import MAX_PARTS, LossKey, LossOutputs
 from instrument.norms import NormStats
 from instrument.schema import Metric, Schema
 from instrument.select import Activations, can_be_exactly_zero, select_cells
-from instrument.taps import ALL_STATS, DEFAULT_STATS, ActivationStats, Taps
+from instrument.taps import DEFAULT_STATS, ActivationStats, Taps, release
 
 LossScale = Union[float, Tensor, nn.Cell, None]
 
 LOSSES = MAX_PARTS + 2  # length of the buffer for the loss and its parts, with one to spare so that padding is never empty
 
 _steps: weakref.WeakValueDictionary[int, InstrumentedStep] = weakref.WeakValueDictionary()
-
-_unscale = ops.MultitypeFuncGraph("instrument_unscale")
-_clip = ops.MultitypeFuncGraph("instrument_clip")
-_add = ops.MultitypeFuncGraph("instrument_add")
-_mean = ops.MultitypeFuncGraph("instrument_mean")
-_assign = ops.MultitypeFuncGraph("instrument_assign")
-_clear = ops.MultitypeFuncGraph("instrument_clear")
-
-
-@_unscale.register("Tensor", "Tensor")
-def _unscale_tensor(scale, grad):
-    return grad * ops.cast(ops.Reciprocal()(scale), grad.dtype)  # in the gradient's own type, as the stock cell does
-
-
-@_unscale.register("Tensor", "RowTensor")
-def _unscale_sparse(scale, grad):
-    return _compat.RowTensor(grad.indices, _unscale_tensor(scale, grad.values), grad.dense_shape)
-
-
-@_clip.register("Tensor", "Tensor")
-def _clip_tensor(factor, grad):
-    return ops.cast(ops.cast(grad, ms.float32) * factor, grad.dtype)
-
-
-@_clip.register("Tensor", "RowTensor")
-def _clip_sparse(factor, grad):
-    return _compat.RowTensor(grad.indices, _clip_tensor(factor, grad.values), grad.dense_shape)
-
-
-@_add.register("Tensor", "Tensor")
-def _add_tensor(total, grad):
-    return total + ops.cast(grad, ms.float32)
-
-
-@_add.register("Tensor", "RowTensor")
-def _add_sparse(total, grad):
-    return total + ops.cast(measure.dense(grad), ms.float32)
-
-
-@_mean.register("Tensor", "Tensor", "Tensor")
-def _mean_tensor(share, grad, total):
-    return ops.cast(total * share, grad.dtype)
-
-
-@_mean.register("Tensor", "RowTensor", "Tensor")
-def _mean_sparse(share, grad, total):
-    return ops.cast(total * share, grad.values.dtype)
-
-
-@_assign.register("Tensor", "Tensor")
-def _assign_tensor(buffer, value):
-    return ops.assign(buffer, value)
-
-
-@_clear.register("Tensor")
-def _clear_tensor(buffer):
-    return ops.assign(buffer, ops.zeros_like(buffer))  # not a product with zero, which would keep NaN for ever
-
 
 @_compat.constexpr
 def zeros(length: int) -> Tensor:
@@ -170,6 +113,8 @@ class InstrumentedStep(nn.TrainOneStepCell):
         _compat.warn_if_untested()
         check_arguments(network, optimizer, loss_scale=loss_scale, max_grad_norm=max_grad_norm, accumulate=accumulate,
                         loss_key=loss_key, activation_stats=activation_stats)
+        check_no_other_step(network)
+        release(network)
         chosen = select_cells(network, activations)
         super().__init__(network, optimizer)
         self.exits_on_request = bool(getattr(self, "use_graceful_exit", False))  # the stock step's, 2.5 and later
@@ -293,23 +238,24 @@ class InstrumentedStep(nn.TrainOneStepCell):
 
     def _accumulate(self, losses, grads):
         """Add to the sums; update, and start again from zero, when they are complete. Returns: the vector."""
-        sums = self.map(_add, self.sums, grads)
+        sums = self.map(gradients.add, self.sums, grads)
         loss_sums = self.loss_sums + pad(losses, LOSSES)
         calls = self.micro_step + 1
         length = self.length_without_losses + losses.shape[0]
         if calls == self.accumulate:
-            means = self.map(ops.partial(_mean, self.share), grads[:self.weight_count], sums[:self.weight_count])
+            means = self.map(ops.partial(gradients.mean, self.share), grads[:self.weight_count], sums[:self.weight_count])
             done, stats = self._update(loss_sums[:losses.shape[0]] * self.share, means, sums[self.weight_count:])
             ops.assign(self.last_stats, pad(stats, self.last_stats.shape[0]))
-            self.map(_clear, self.sums)
+            self.map(gradients.clear, self.sums)
             ops.assign(self.loss_sums, ops.zeros_like(loss_sums))
             ops.assign(self.micro_step, calls - self.accumulate)
             stats = ops.depend(stats, done)
         else:
-            self.map(_assign, self.sums, sums)
+            self.map(gradients.assign, self.sums, sums)
             ops.assign(self.loss_sums, loss_sums)
             ops.assign(self.micro_step, calls)
-            stats = self.last_stats[:length]
+            # Two slices, because one is a view in PyNative mode: it would show the next vector when that is written.
+            stats = self.concat((self.last_stats[:1], self.last_stats[1:length]))
         return stats
 
     def _update(self, losses, grads, carried):
@@ -323,24 +269,25 @@ class InstrumentedStep(nn.TrainOneStepCell):
         Returns:
             What the loss must wait for, and the vector.
         """
-        scale = self.scale_sense
+        scale = ops.reshape(self.scale_sense, ())
         if self.scaled:
-            grads = self.map(ops.partial(_unscale, scale), grads)
+            grads = self.map(ops.partial(gradients.unscale, scale), grads)
         grads = self.grad_reducer(grads)
         norms = self.norm_stats(grads)
         norm = norms[:1]  # the schema of NormStats starts with grad/norm
-        step = ops.cast(ops.assign_add(self.step_count, 1), ms.float32)
-        head = (ops.reshape(step, (1,)), losses)
+        step = self.step_count + 1
+        ops.assign(self.step_count, step)
+        head = (ops.reshape(ops.cast(step, ms.float32), (1,)), losses)
         overflow = measure.is_nonfinite(norm)
         if self.scaled:
-            head = head + (ops.reshape(ops.cast(scale, ms.float32), (1,)), overflow, overflow)
+            head = head + (ops.reshape(scale, (1,)), overflow, overflow)
         if self.max_grad_norm is not None:
             factor = self.max_grad_norm / ops.maximum(norm, self.max_grad_norm)
             head = head + (norm * factor,)
-            grads = self.map(ops.partial(_clip, ops.reshape(factor, ())), grads)
+            grads = self.map(ops.partial(gradients.clip, ops.reshape(factor, ())), grads)
         head = head + (norms,)
         if self.has_taps:
-            head = head + (self.activation_stats(carried, ops.reshape(scale, ())),)
+            head = head + (self.activation_stats(carried, scale),)
         stats = self.concat(head)
         # The optimizer waits for the vector, so that what is measured of the weights is what this forward used.
         grads = ops.depend(grads, stats)
@@ -354,6 +301,15 @@ class InstrumentedStep(nn.TrainOneStepCell):
         if not overflowed:
             stats = ops.depend(stats, self.optimizer(grads))
         return stats, stats
+
+
+def check_no_other_step(network: nn.Cell) -> None:
+    """ValueError where a step that is still in use was made around this network."""
+    if id(network) in _steps:
+        gc.collect()  # Cells refer to each other, so a step that was let go of may still wait for the collector
+    if id(network) in _steps:
+        raise ValueError("`network` already has an InstrumentedStep. Use one step a network, or call remove_taps() on the "
+                         "other step first.")
 
 
 def state(name: str, value: np.ndarray) -> Parameter:
@@ -376,63 +332,3 @@ def frozen_weights(network: nn.Cell, trained: Sequence[Parameter]) -> list[Param
                 if attribute in ("moving_mean", "moving_variance", "running_mean", "running_var")}
     known = averages | {id(parameter) for parameter in trained}
     return [p for p in network.get_parameters() if id(p) not in known and p.dtype in _compat.FLOAT_TYPES]
-
-
-def check_arguments(network: Any, optimizer: Any, *, loss_scale: Any, max_grad_norm: Any, accumulate: Any, loss_key: Any,
-                    activation_stats: Any) -> None:
-    """Everything that can be said against the arguments before anything is touched."""
-    if not isinstance(network, nn.Cell):
-        raise TypeError(f"`network` must be a Cell that returns the loss, but it is a {type(network).__name__}. "
-                        "A network and a loss function make one by nn.WithLossCell(network, loss_fn).")
-    if isinstance(network, nn.TrainOneStepCell):
-        raise ValueError(f"`network` is a {type(network).__name__}, a training step already. Pass the network inside it "
-                         "(its attribute `network`): InstrumentedStep takes the place of the step.")
-    weights = list(getattr(optimizer, "parameters", ()))
-    if not isinstance(optimizer, nn.Cell) or not weights:
-        raise ValueError(f"`optimizer` must be an optimizer Cell with parameters, but {type(optimizer).__name__} has none. "
-                         "Make it with network.trainable_params(), which must not be empty.")
-    known = {id(parameter) for parameter in network.get_parameters()}
-    strangers = [parameter.name for parameter in weights if id(parameter) not in known]
-    if strangers:
-        raise ValueError(f"`optimizer` updates parameters that are not in `network`: {', '.join(strangers[:5])}. Make it "
-                         "with the trainable_params() of this very network, not of a copy.")
-    if id(network) in _steps:
-        gc.collect()
-        if id(network) in _steps:
-            raise ValueError("`network` already has an InstrumentedStep. Use one step a network, or call remove_taps() on "
-                             "the other step first.")
-    if max_grad_norm is not None and not (is_number(max_grad_norm) and 0 < max_grad_norm < float("inf")):
-        raise ValueError(f"`max_grad_norm` must be a positive number or None (no clipping), but it is {max_grad_norm!r}.")
-    if not isinstance(accumulate, int) or isinstance(accumulate, bool) or accumulate < 1:
-        raise ValueError(f"`accumulate` must be a whole number of calls from 1, but it is {accumulate!r}.")
-    if loss_key is not None and (not isinstance(loss_key, (str, int)) or isinstance(loss_key, bool)):
-        raise TypeError(f"`loss_key` must be a key (str), an index (int) or None, but it is {loss_key!r}.")
-    check_loss_scale(loss_scale)
-    unknown = [stat for stat in ([activation_stats] if isinstance(activation_stats, str) else activation_stats)
-               if stat not in ALL_STATS]
-    if unknown or isinstance(activation_stats, str):
-        raise ValueError(f"`activation_stats` must be a sequence out of {', '.join(ALL_STATS)}, but it is "
-                         f"{activation_stats!r}.")
-    _compat.check_parallel_mode()
-
-
-def check_loss_scale(loss_scale: Any) -> None:
-    """Raise unless `loss_scale` is one of the things that it can be."""
-    if isinstance(loss_scale, nn.Cell):
-        if not hasattr(loss_scale, "get_loss_scale"):
-            raise TypeError(f"`loss_scale` is a {type(loss_scale).__name__}, which has no get_loss_scale(). Use "
-                            "nn.DynamicLossScaleUpdateCell, nn.FixedLossScaleUpdateCell, a number or a Tensor.")
-    elif isinstance(loss_scale, Tensor):
-        if loss_scale.shape not in ((), (1,)) or loss_scale.dtype != ms.float32:
-            raise ValueError("`loss_scale` as a Tensor must be float32 of shape () or (1,), but it is "
-                             f"{loss_scale.dtype} of shape {loss_scale.shape}.")
-    elif loss_scale is not None and not (is_number(loss_scale) and 0 < loss_scale < float("inf")):
-        raise ValueError("`loss_scale` must be a positive number, a Tensor, an update cell or None, but it is "
-                         f"{loss_scale!r}.")
-    if loss_scale is not None:
-        _compat.check_overflow_is_visible()
-
-
-def is_number(value: Any) -> bool:
-    """Whether this is a real number and no flag."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

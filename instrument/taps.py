@@ -17,7 +17,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import mindspore as ms
 import numpy as np
@@ -31,15 +31,32 @@ from instrument.select import NamedCells
 DEFAULT_STATS = ("count", "mean", "rms", "absmax", "nonfinite")
 ALL_STATS = (*DEFAULT_STATS, "zero_fraction", "nonfinite_elements")
 
-# statistic: (unit, how calls and ranks merge, numerator column, denominator column, whether the root is taken)
-_RECIPES: dict[str, tuple[str, Merge, str, str, bool]] = {
-    "count": ("calls", "sum", "calls", "one", False),
-    "mean": ("1", "mean", "sum", "elements", False),
-    "rms": ("1", "rms", "square_sum", "elements", True),
-    "absmax": ("1", "mean_of_max", "absmax", "calls", False),
-    "nonfinite": ("fraction", "mean", "nonfinite_calls", "calls", False),
-    "zero_fraction": ("fraction", "mean", "zeros", "elements", False),
-    "nonfinite_elements": ("elements", "sum", "nonfinite", "one", False),
+
+
+class _Recipe(NamedTuple):
+    """How one statistic comes of the carried columns: numerator / denominator, then what `kind` says of it.
+
+    `root` is its square root; `maximum` is NaN where `witness` is, because a maximum may pass over NaN; `flag` is
+    whether it is not finite. `witness` is another column that `kind` looks at; the first of several that is carried.
+    """
+
+    unit: str
+    merge: Merge
+    numerator: str
+    denominator: str = "one"
+    kind: str = "ratio"
+    witness: tuple[str, ...] = ("one",)
+    is_linear: bool = False  # in the tensor: a scaled tensor has a scaled statistic
+
+
+_RECIPES = {
+    "count": _Recipe("calls", "sum", "calls"),
+    "mean": _Recipe("1", "mean", "sum", "elements", is_linear=True),
+    "rms": _Recipe("1", "rms", "square_sum", "elements", "root", ("absmax", "sum"), is_linear=True),
+    "absmax": _Recipe("1", "mean_of_max", "absmax", "calls", "maximum", ("square_sum",), is_linear=True),
+    "nonfinite": _Recipe("flag", "max", "sum", kind="flag"),
+    "zero_fraction": _Recipe("fraction", "mean", "zeros", "elements"),
+    "nonfinite_elements": _Recipe("elements", "sum", "nonfinite"),
 }
 
 
@@ -98,10 +115,10 @@ class Tap(nn.Cell):
 
     def __init__(self, name: str, statistics: Sequence[str], gradients: bool):
         super().__init__(auto_prefix=False)
-        self.name = name
+        self.cell_name = name
         self.statistics = tuple(stat for stat in ALL_STATS if stat == "count" or stat in statistics)
         recipes = [_RECIPES[stat] for stat in self.statistics]
-        needed = {column for recipe in recipes for column in recipe[2:4]} - {"one"} | {"calls"}
+        needed = {column for recipe in recipes for column in (recipe.numerator, recipe.denominator, recipe.witness[-1])}
         self.columns = tuple(column for column in stats.COLUMNS if column in needed)
         self.gradient_columns = self.columns[1:] if gradients else ()
         self.slot = Parameter(Tensor(np.zeros(len(self.columns) + len(self.gradient_columns)), ms.float32),
@@ -111,14 +128,14 @@ class Tap(nn.Cell):
     def construct(self, output):
         if isinstance(output, dict):
             keys = list(output.keys())
-            chosen = first_float(self.name, dtypes_of(list(output.values())))
+            chosen = first_float(self.cell_name, dtypes_of(list(output.values())))
             output[keys[chosen]] = self.carrier(output[keys[chosen]], self.slot)
             return output
         if isinstance(output, (tuple, list)):
-            chosen = first_float(self.name, dtypes_of(output))
+            chosen = first_float(self.cell_name, dtypes_of(output))
             measured = self.carrier(output[chosen], self.slot)
             return output[:chosen] + (measured,) + output[chosen + 1:]
-        first_float(self.name, dtypes_of((output,)))
+        first_float(self.cell_name, dtypes_of((output,)))
         return self.carrier(output, self.slot)
 
 
@@ -133,7 +150,7 @@ def first_float(name: str, dtypes: tuple[Any, ...]) -> int:
                     "its own classes back.")
 
 
-def tapped_construct(self, *args, **kwargs):
+def construct(self, *args, **kwargs):  # the name matters: the executor parses the method of that name
     """The construct of a tapped cell."""
     return self._instrument_tap(self._instrument_construct(*args, **kwargs))
 
@@ -147,21 +164,20 @@ class Taps:
         gradients: Whether activation gradients are measured too.
         owner: The step, which has a method `owns(cell)`; cells whose owner is gone are free for another one.
 
-    Raises:
-        ValueError: A cell is tapped by another step that is still in use.
     """
 
     def __init__(self, chosen: NamedCells, statistics: Sequence[Sequence[str]], gradients: bool, owner: Any):
         self.gate = Gate()
         self.cells = [cell for _, cell in chosen]
-        for name, cell in chosen:
-            _free(name, cell)
         self.taps = [Tap(name, wanted, gradients) for (name, _), wanted in zip(chosen, statistics)]
+        sizes = [tap.slot.size for tap in self.taps]
+        self.starts = [sum(sizes[:i]) for i in range(len(sizes))]  # where each slot starts behind the ones before it
+        self.length = sum(sizes)
         for cell, tap in zip(self.cells, self.taps):
             own = type(cell)
             cell.__class__ = type(own.__name__, (own,), {
                 "__module__": own.__module__, "__doc__": own.__doc__, "__qualname__": own.__qualname__,
-                "construct": tapped_construct, "_instrument_construct": own.construct,
+                "construct": construct, "_instrument_construct": own.construct,
                 "_instrument_tap": _GatedTap(tap, self.gate), "_instrument_owner": weakref.ref(owner)})
 
     def remove(self) -> None:
@@ -174,11 +190,10 @@ class Taps:
         """What `ActivationStats` returns, in its order."""
         metrics = []
         for tap in self.taps:
-            for group, columns in (("activation", tap.columns), ("activation_grad", tap.gradient_columns)):
-                for stat in tap.statistics if columns else ():
-                    if (group, stat) != ("activation_grad", "count"):
-                        unit, merge = _RECIPES[stat][:2]
-                        metrics.append(Metric(f"{group}/{stat}/{tap.name}", unit, "local", merge))
+            for *_, recipe, is_gradient in _rows(tap, 0, 0):
+                stat = next(name for name, known in _RECIPES.items() if known is recipe)
+                group = "activation_grad" if is_gradient else "activation"
+                metrics.append(Metric(f"{group}/{stat}/{tap.cell_name}", recipe.unit, "local", recipe.merge))
         return metrics
 
 
@@ -192,38 +207,57 @@ class ActivationStats(nn.Cell):
 
     def __init__(self, taps: Taps, scaled: bool):
         super().__init__(auto_prefix=False)
-        rows = []  # for each metric: numerator, denominator and witness positions, root or not, gradient or not
-        start = 0
-        one = sum(tap.slot.size for tap in taps.taps)  # a constant 1 stands behind all slots
-        for tap in taps.taps:
-            here = {"one": one, **{column: start + i for i, column in enumerate(tap.columns)}}
-            there = {**here, **{column: start + len(tap.columns) + i for i, column in enumerate(tap.gradient_columns)}}
-            for positions, is_gradient in ((here, False), (there, True)) if tap.gradient_columns else ((here, False),):
-                for stat in tap.statistics:
-                    if not (is_gradient and stat == "count"):
-                        _, _, numerator, denominator, takes_root = _RECIPES[stat]
-                        seen = next((positions[c] for c in ("absmax", "sum") if c in positions), positions["elements"])
-                        rows.append((positions[numerator], positions[denominator], seen, takes_root,
-                                     is_gradient and stat in ("mean", "rms", "absmax")))
-            start += tap.slot.size
-        numerators, denominators, seen, takes_root, is_gradient = np.array(rows, np.int32).T
-        self.numerators, self.denominators, self.seen = Tensor(numerators), Tensor(denominators), Tensor(seen)
-        self.takes_root, self.is_scaled = Tensor(takes_root == 1), Tensor(is_gradient == 1)
-        self.scaled = scaled and bool(is_gradient.any())
+        rows = [row for start, tap in zip(taps.starts, taps.taps) for row in _rows(tap, start, taps.length)]
+        numerators, denominators, witnesses = np.array([row[:3] for row in rows], np.int32).T
+        kinds = np.array([row[3].kind for row in rows])
+        is_gradient = np.array([row[4] for row in rows])
+        self.numerators, self.denominators, self.witnesses = Tensor(numerators), Tensor(denominators), Tensor(witnesses)
+        self.has_roots, self.roots = bool((kinds == "root").any()), Tensor(kinds == "root")
+        self.has_maxima, self.maxima = bool((kinds == "maximum").any()), Tensor(kinds == "maximum")
+        self.has_flags, self.flags = bool((kinds == "flag").any()), Tensor(kinds == "flag")
+        scaled_ones = is_gradient & np.array([row[3].is_linear for row in rows])
+        self.scaled, self.scaled_ones = scaled and bool(scaled_ones.any()), Tensor(scaled_ones)
         self.one = Tensor([1.0], ms.float32)
         self.concat = ops.Concat()
         self.gather = ops.Gather()
         self.select = ops.Select()
 
     def construct(self, carried, scale):
-        """Args: carried: the slots' gradients, a tuple; scale: loss scale, float32 scalar. Returns: float32 vector."""
+        """Divide.
+
+        Args:
+            carried: The slots' gradients, a tuple of float32 vectors.
+            scale: Loss scale, float32 scalar.
+
+        Returns:
+            float32 [K], laid out by `Taps.metrics`.
+        """
         raw = self.concat(carried + (self.one,))
         values = self.gather(raw, self.numerators, 0) / self.gather(raw, self.denominators, 0)
-        roots = stats.root(values, self.one, self.gather(raw, self.seen, 0))
-        values = self.select(self.takes_root, roots, values)
+        witnesses = self.gather(raw, self.witnesses, 0)
+        ratios = values
+        if self.has_roots:
+            values = self.select(self.roots, stats.root(ratios, self.one, witnesses), values)
+        if self.has_maxima:
+            values = self.select(self.maxima, stats.or_nan(ratios, witnesses), values)
+        if self.has_flags:
+            values = self.select(self.flags, stats.is_nonfinite(ratios), values)
         if self.scaled:
-            values = self.select(self.is_scaled, values / scale, values)
+            values = self.select(self.scaled_ones, values / scale, values)
         return values
+
+
+def _rows(tap: Tap, start: int, one: int) -> list[tuple[int, int, int, _Recipe, bool]]:
+    """For each metric of a tap: positions of numerator, denominator and witness; the recipe; whether of the gradient."""
+    here = {"one": one, **{column: start + i for i, column in enumerate(tap.columns)}}
+    there = {**here, **{column: start + len(tap.columns) + i for i, column in enumerate(tap.gradient_columns)}}
+    rows = []
+    for positions, is_gradient in ((here, False), (there, True)) if tap.gradient_columns else ((here, False),):
+        for stat in tap.statistics[1:] if is_gradient else tap.statistics:  # the call count is there once
+            recipe = _RECIPES[stat]
+            witness = next(column for column in recipe.witness if column in positions)
+            rows.append((positions[recipe.numerator], positions[recipe.denominator], positions[witness], recipe, is_gradient))
+    return rows
 
 
 def _strip(cell: nn.Cell) -> None:
@@ -231,16 +265,19 @@ def _strip(cell: nn.Cell) -> None:
         cell.__class__ = type(cell).__mro__[1]
 
 
-def _free(name: str, cell: nn.Cell) -> None:
-    """Take a dead step's tap, or one that came with a copy, off a cell; ValueError if a live step owns it."""
-    if "_instrument_tap" not in vars(type(cell)):
-        return
-    owner = vars(type(cell))["_instrument_owner"]
-    if owner() is not None and not owner().owns(cell):
-        _strip(cell)  # a deepcopy of a tapped network
-        return
-    gc.collect()  # Cells refer to each other, so a step that was let go of may still wait for the collector
-    if owner() is not None:
-        raise ValueError(f"cell {name!r} is already measured by another InstrumentedStep. Use one step a network, or call "
-                         "remove_taps() on the other step first.")
-    _strip(cell)
+def release(network: nn.Cell) -> None:
+    """Take off taps that came with a copy of a network, or whose step is gone.
+
+    Raises:
+        ValueError: A cell has a tap of a step that is still in use.
+    """
+    for name, cell in network.cells_and_names():
+        if "_instrument_tap" not in vars(type(cell)):
+            continue
+        owner = vars(type(cell))["_instrument_owner"]
+        if owner() is not None and owner().owns(cell):
+            gc.collect()  # Cells refer to each other, so a step that was let go of may still wait for the collector
+            if owner() is not None:
+                raise ValueError(f"cell {name!r} is already measured by another InstrumentedStep. Use one step a network, "
+                                 "or call remove_taps() on the other step first.")
+        _strip(cell)

@@ -2,8 +2,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
 
 from instrument.record import Record
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Writer(ABC):
@@ -11,7 +15,7 @@ class Writer(ABC):
 
     A writer may raise: `TrainingMonitor` reports it and training goes on. Resources are opened by the first `write`, so
     that making a writer costs nothing, and a `write` after `close` opens them again: one monitor may serve several calls
-    of `Model.train`.
+    of `Model.train`. Used as a context, it is closed at the end.
     """
 
     @abstractmethod
@@ -23,3 +27,9 @@ class Writer(ABC):
 
     def close(self) -> None:  # noqa: B027 - likewise
         """Flush, and let go of files and threads. Closing twice is no error."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *err: Any) -> None:
+        self.close()

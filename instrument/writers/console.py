@@ -84,7 +84,7 @@ class ConsoleWriter(Writer):
         trends = [*self._trends.values(), "", ""] if self.console.width >= _WIDTH_WITH_TRENDS else [""] * 4
         row = []
         for (label, value, where), trend in zip(_figures(record), trends):
-            figures.add_column(label, no_wrap=True, min_width=23 if trend else len(label), ratio=1 if where else None)
+            figures.add_column(label, no_wrap=True, min_width=24 if trend else len(label), ratio=1 if where else None)
             finite = value.lstrip("-") not in ("nan", "inf")
             row.append(Text.assemble((value, "bold" if finite else "bold red"), "  ", (f"{trend}", "cyan"), where))
         figures.add_row(*row)

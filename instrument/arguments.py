@@ -1,0 +1,65 @@
+"""Everything that can be said against the arguments of `InstrumentedStep` before anything is touched."""
+from __future__ import annotations
+
+from typing import Any
+
+import mindspore as ms
+from mindspore import Tensor, nn
+
+from instrument import _compat
+from instrument.taps import ALL_STATS
+
+
+def check_arguments(network: Any, optimizer: Any, *, loss_scale: Any, max_grad_norm: Any, accumulate: Any, loss_key: Any,
+                    activation_stats: Any) -> None:
+    """Raise TypeError or ValueError for the first argument that cannot work."""
+    if not isinstance(network, nn.Cell):
+        raise TypeError(f"`network` must be a Cell that returns the loss, but it is a {type(network).__name__}. "
+                        "A network and a loss function make one by nn.WithLossCell(network, loss_fn).")
+    if isinstance(network, nn.TrainOneStepCell):
+        raise ValueError(f"`network` is a {type(network).__name__}, a training step already. Pass the network inside it "
+                         "(its attribute `network`): InstrumentedStep takes the place of the step.")
+    weights = list(getattr(optimizer, "parameters", ()))
+    if not isinstance(optimizer, nn.Cell) or not weights:
+        raise ValueError(f"`optimizer` must be an optimizer Cell with parameters, but {type(optimizer).__name__} has none. "
+                         "Make it with network.trainable_params(), which must not be empty.")
+    known = {id(parameter) for parameter in network.get_parameters()}
+    strangers = [parameter.name for parameter in weights if id(parameter) not in known]
+    if strangers:
+        raise ValueError(f"`optimizer` updates parameters that are not in `network`: {', '.join(strangers[:5])}. Make it "
+                         "with the trainable_params() of this very network, not of a copy.")
+    if max_grad_norm is not None and not (is_number(max_grad_norm) and 0 < max_grad_norm < float("inf")):
+        raise ValueError(f"`max_grad_norm` must be a positive number or None (no clipping), but it is {max_grad_norm!r}.")
+    if not isinstance(accumulate, int) or isinstance(accumulate, bool) or accumulate < 1:
+        raise ValueError(f"`accumulate` must be a whole number of calls from 1, but it is {accumulate!r}.")
+    if loss_key is not None and (not isinstance(loss_key, (str, int)) or isinstance(loss_key, bool)):
+        raise TypeError(f"`loss_key` must be a key (str), an index (int) or None, but it is {loss_key!r}.")
+    check_loss_scale(loss_scale)
+    unknown = [stat for stat in ([activation_stats] if isinstance(activation_stats, str) else activation_stats)
+               if stat not in ALL_STATS]
+    if unknown or isinstance(activation_stats, str):
+        raise ValueError(f"`activation_stats` must be a sequence out of {', '.join(ALL_STATS)}, but it is "
+                         f"{activation_stats!r}.")
+    _compat.check_parallel_mode()
+
+
+def check_loss_scale(loss_scale: Any) -> None:
+    """Raise unless `loss_scale` is one of the things that it can be."""
+    if isinstance(loss_scale, nn.Cell):
+        if not hasattr(loss_scale, "get_loss_scale"):
+            raise TypeError(f"`loss_scale` is a {type(loss_scale).__name__}, which has no get_loss_scale(). Use "
+                            "nn.DynamicLossScaleUpdateCell, nn.FixedLossScaleUpdateCell, a number or a Tensor.")
+    elif isinstance(loss_scale, Tensor):
+        if loss_scale.shape not in ((), (1,)) or loss_scale.dtype != ms.float32:
+            raise ValueError("`loss_scale` as a Tensor must be float32 of shape () or (1,), but it is "
+                             f"{loss_scale.dtype} of shape {loss_scale.shape}.")
+    elif loss_scale is not None and not (is_number(loss_scale) and 0 < loss_scale < float("inf")):
+        raise ValueError("`loss_scale` must be a positive number, a Tensor, an update cell or None, but it is "
+                         f"{loss_scale!r}.")
+    if loss_scale is not None:
+        _compat.check_overflow_is_visible()
+
+
+def is_number(value: Any) -> bool:
+    """Whether this is a real number and no flag."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

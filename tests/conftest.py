@@ -1,0 +1,27 @@
+"""Shared fixtures, and the order of the tests: what compiles nothing runs first, so that a typo shows in seconds."""
+import os
+
+os.environ.setdefault("GLOG_v", "3")  # MindSpore reads it once, when it is imported; 3 shows errors and not warnings
+
+import mindspore as ms  # noqa: E402
+import pytest  # noqa: E402
+
+MODES = {"graph": ms.GRAPH_MODE, "pynative": ms.PYNATIVE_MODE}
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "compiles: compiles a graph without the `mode` fixture, so it runs after the fast tests")
+    ms.set_context(mode=ms.GRAPH_MODE, device_target="CPU")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: "mode" in item.fixturenames or item.get_closest_marker("compiles") is not None)
+
+
+@pytest.fixture(params=MODES)
+def mode(request):
+    """The test runs once in graph mode and once in PyNative mode; graph mode is what other tests find."""
+    ms.set_context(mode=MODES[request.param], device_target="CPU")
+    yield request.param
+    ms.set_context(mode=ms.GRAPH_MODE)
