@@ -1,11 +1,11 @@
 """Train a small GPT on the Python standard library's own source text, and watch it from inside.
 
-    instrument demo                        # this script, installed with the package
+    instrument demo                        # this script, as the package installs it
     python examples/01_quickstart.py       # the same, from a checkout
 
-One step shows the whole of `instrument`: `InstrumentedStep` takes the place of `nn.TrainOneStepCell`, and returns the loss
-together with one small vector of statistics, computed in the compiled graph; `TrainingMonitor` records the vector.
-Everything else is an ordinary MindSpore program. It runs on a CPU, in about a minute.
+The two lines that matter are in `main`: `InstrumentedStep` takes the place of `nn.TrainOneStepCell` and returns the
+loss with one small vector of statistics, computed in the compiled graph; `TrainingMonitor` records that vector.
+The rest is an ordinary MindSpore program. It runs on a CPU, in about a minute.
 """
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from mindspore.train import Model
 from instrument import InstrumentedStep, TrainingMonitor
 from instrument.writers import ConsoleWriter
 
-VOCABULARY = "\n" + string.printable[:95]  # every other character becomes "\n"
+VOCABULARY = "\n" + string.printable[:95]  # any other character is read as "\n"
 CONTEXT, BATCH, WIDTH, HEADS, BLOCKS = 64, 12, 96, 4, 4
 SCALE = (WIDTH // HEADS) ** -0.5
 PEAK_RATE, WARM_UP = 1.5e-3, 20
 
 
 def dense(inputs: int, outputs: int) -> nn.Dense:
-    return nn.Dense(inputs, outputs, weight_init=Normal(0.04))  # the default is not the same in all releases
+    return nn.Dense(inputs, outputs, weight_init=Normal(0.04))  # releases differ in the default
 
 
 class Attention(nn.Cell):
@@ -45,8 +45,8 @@ class Attention(nn.Cell):
         self.out = dense(WIDTH, WIDTH)
         self.mask = Tensor(np.triu(np.full((CONTEXT, CONTEXT), -1e9), 1), ms.float32)
         self.scores = ops.BatchMatMul(transpose_b=True)
-        self.mix = ops.BatchMatMul()
         self.softmax = nn.Softmax()
+        self.mix = ops.BatchMatMul()
 
     def construct(self, x):
         heads = self.qkv(x).reshape(-1, CONTEXT, 3, HEADS, WIDTH // HEADS).transpose(2, 0, 3, 1, 4)
@@ -55,7 +55,7 @@ class Attention(nn.Cell):
 
 
 class Block(nn.Cell):
-    """Attention and a two-layer network, each added to its own input."""
+    """Attention, then two layers, each added to its own input."""
 
     def __init__(self):
         super().__init__()
@@ -69,7 +69,7 @@ class Block(nn.Cell):
 
 
 class GPT(nn.Cell):
-    """Next-character loss, in nats, of [batch, time] token numbers and the ones that follow them."""
+    """Mean loss, in nats a character, of [batch, time] characters and the ones that follow them."""
 
     def __init__(self):
         super().__init__()
@@ -80,62 +80,63 @@ class GPT(nn.Cell):
         self.head = dense(WIDTH, len(VOCABULARY))
         self.loss = nn.CrossEntropyLoss()
 
-    def construct(self, tokens, following):
-        x = self.embedding(tokens) + self.position
+    def construct(self, characters, following):
+        x = self.embedding(characters) + self.position
         for block in self.blocks:
             x = block(x)
         return self.loss(self.head(self.norm(x)).reshape(-1, len(VOCABULARY)), following.reshape(-1))
 
 
-class Windows:
-    """A batch of random windows of the text for each step; the same ones in every run."""
+class Batches:
+    """Random windows of a text, the same in every run: (characters, the ones that follow) for each step."""
 
     def __init__(self, text: str, steps: int):
         number = {character: i for i, character in enumerate(VOCABULARY)}
-        self.tokens = np.array([number.get(character, 0) for character in text], np.int32)
+        self.text = np.array([number.get(character, 0) for character in text], np.int32)
         self.steps = steps
 
     def __len__(self):
         return self.steps
 
     def __getitem__(self, step):
-        starts = np.random.default_rng(int(step)).integers(len(self.tokens) - CONTEXT, size=BATCH)
-        windows = np.stack([self.tokens[start:start + CONTEXT + 1] for start in starts])
+        starts = np.random.default_rng(int(step)).integers(len(self.text) - CONTEXT, size=BATCH)
+        windows = np.stack([self.text[start:start + CONTEXT + 1] for start in starts])
         return windows[:, :-1], windows[:, 1:]
 
 
-def rates(steps: int) -> list[float]:
-    """Learning rate of each step: linear warm-up, then half a cosine down to a tenth of the peak."""
-    decay = (0.1 + 0.45 * (1 + math.cos(math.pi * step / steps)) for step in range(steps))
-    return [PEAK_RATE * min(1.0, (step + 1) / WARM_UP) * factor for step, factor in enumerate(decay)]
+def learning_rates(steps: int) -> list[float]:
+    """Linear warm-up, times half a cosine down to a tenth."""
+    cosine = (0.55 + 0.45 * math.cos(math.pi * step / steps) for step in range(steps))
+    return [PEAK_RATE * min(1.0, (step + 1) / WARM_UP) * factor for step, factor in enumerate(cosine)]
 
 
 def main(steps: int = 200, run_dir: str | None = None) -> None:
-    """Train for `steps` steps, and record them in the new directory `run_dir`."""
+    """Train for `steps` steps, and record them in a new directory."""
     run_dir = run_dir or f"runs/demo-{datetime.now():%Y%m%d-%H%M%S}"
-    monitor = TrainingMonitor(run_dir, writers=[ConsoleWriter(total_steps=steps)])
-    files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
-    text = "".join(file.read_text("utf-8", errors="replace") for file in files)
-
     ms.set_context(mode=ms.GRAPH_MODE)
-    if hasattr(ms, "set_device"):  # newer releases warn of the old way
+    if hasattr(ms, "set_device"):  # newer releases warn of the other way
         ms.set_device("CPU")
     else:
         ms.set_context(device_target="CPU")
     ms.set_seed(1)
+
     net = GPT()
-    optimizer = nn.AdamWeightDecay(net.trainable_params(), rates(steps), weight_decay=0.01)
+    optimizer = nn.AdamWeightDecay(net.trainable_params(), learning_rates(steps), weight_decay=0.01)
     step = InstrumentedStep(net, optimizer)
-    print(f"A GPT of {sum(p.size for p in net.trainable_params()):,} parameters learns from {len(text):,} characters of "
-          f"Python.\nCompiling takes a while; then each of {steps} steps is recorded.", flush=True)
-    dataset = ds.GeneratorDataset(Windows(text, steps), ["tokens", "following"], shuffle=False)
+    monitor = TrainingMonitor(run_dir, writers=[ConsoleWriter(total_steps=steps)])
+
+    sources = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+    text = "".join(source.read_text("utf-8", errors="replace") for source in sources)
+    dataset = ds.GeneratorDataset(Batches(text, steps), ["characters", "following"], shuffle=False)
+    print(f"A GPT with {sum(p.size for p in net.trainable_params()):,} weights learns from {len(text):,} characters of "
+          f"Python.\nThe step is compiled first, which takes some seconds.", flush=True)
     Model(step).train(1, dataset, callbacks=[monitor], dataset_sink_mode=False)
 
-    records = [json.loads(line) for line in (Path(run_dir) / "metrics-00000.jsonl").open()]
-    first, last = records[0], records[-1]
-    print(f"\nLoss {first['loss']:.2f} at step {first['step']}, {last['loss']:.2f} at step {last['step']}. "
-          f"The records are in {run_dir}; to look at them:\n"
-          f"    tensorboard --logdir {Path(run_dir).parent}\n"
+    with open(f"{run_dir}/metrics-00000.jsonl") as lines:
+        records = [json.loads(line) for line in lines]
+    print(f"\nLoss {records[0]['loss']:.2f} at step {records[0]['step']}, {records[-1]['loss']:.2f} at step "
+          f"{records[-1]['step']}. The records are in {run_dir}. To look at them:\n"
+          f"    tensorboard --logdir {Path(run_dir).parent}        # pip install tensorboard\n"
           f"    head -n 1 {run_dir}/metrics-*.jsonl")
 
 

@@ -1,7 +1,7 @@
 """The console script `instrument`.
 
-Owns arguments and messages; the work of a command lies in the module that it loads. Imports neither MindSpore nor anything
-that does before a command needs it, so `--help` is quick and works without it.
+Owns arguments and messages; the work of a command lies in the module that it loads. MindSpore is not imported before a
+command needs it, so `--help` is quick and works without it.
 """
 from __future__ import annotations
 

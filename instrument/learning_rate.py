@@ -14,52 +14,53 @@ def learning_rates(optimizer: Any, *, skipped: bool = False) -> dict[str, float]
 
     Reads a number, a Parameter, a table of rates by step, a schedule cell, any of these by parameter group, and the
     `param_groups` of `mindspore.experimental.optim` and `mindspore.mint.optim`. `Optimizer.get_lr` is never called: on
-    2.0 it advances `global_step`. The values read here belong to a step that is done, so no copy waits for the device.
+    2.0.0 it advances `global_step`. The step is done when this is called, so no copy here waits for the device.
 
     Args:
-        optimizer: The optimizer of the step; one that wraps another, such as `nn.LARS`, gives the rate of both.
-        skipped: The step left its update out (overflow): the rate that this update would have had.
+        optimizer: The optimizer of the step; one that wraps another, such as `nn.LARS`, has the rate of the inner one.
+        skipped: The step left its update out (overflow): read the rate that this update would have had.
 
     Returns:
-        `{"learning_rate": rate}`, or `{"learning_rate/<group>": rate}` where groups have rates of their own. `<group>` is
-        the position in the list of groups that made the optimizer; where that list is gone (it was an iterator, or a class
-        of the user's keeps none), it numbers the different rates in the order of the optimizer's parameters. Empty where
-        the optimizer holds none of these.
+        `{"learning_rate": rate}`, or `{"learning_rate/<group>": rate}` where groups have rates of their own. `<group>`
+        is the position in the list of groups that made the optimizer. An optimizer that does not keep this list, as a
+        class of the user's may, has its different rates numbered in the order of its parameters. Empty where there is
+        no rate to read.
     """
     if hasattr(optimizer, "param_groups"):
         return _named({i: to_float(group["lr"]) for i, group in enumerate(optimizer.param_groups)})
-    held = getattr(optimizer, "origin_learning_rate", None)  # nn.LARS(use_clip=True): its own `learning_rate` is a dummy
+    held: Any = getattr(optimizer, "origin_learning_rate", None)  # nn.LARS(use_clip=True): the usual place has a dummy
     if held is None:
         if isinstance(getattr(optimizer, "opt", None), nn.Optimizer):
-            optimizer = optimizer.opt  # nn.LARS and fault tolerance wrap the optimizer that has the rate
+            optimizer = optimizer.opt
         held = getattr(optimizer, "learning_rate", None)
     groups = _by_group(optimizer, list(held)) if getattr(optimizer, "is_group_lr", False) else {0: held}
     position = _schedule_position(optimizer, skipped) if getattr(optimizer, "dynamic_lr", False) else None
     known: dict[int, float | None] = {}
     for rate in groups.values():
-        if id(rate) not in known:  # evaluating a cell costs a launch: once for groups that share it
+        if id(rate) not in known:  # groups may share one, and evaluating a schedule costs a launch
             known[id(rate)] = to_float(rate if position is None else rate(position))
     return _named({group: known[id(rate)] for group, rate in groups.items()})
 
 
 def _schedule_position(optimizer: Any, skipped: bool) -> Tensor:
-    """What the optimizer gave its schedule: every release evaluates it at `global_step`, and then adds one to that."""
-    updates = to_float(optimizer.global_step) or 0.0
-    return Tensor([max(int(updates) - (not skipped), 0)], mstype.int32)
+    """What the optimizer gave its schedule: each release evaluates it at `global_step`, and then adds one to that."""
+    updates = int(to_float(optimizer.global_step) or 0)
+    return Tensor([updates if skipped else max(updates - 1, 0)], mstype.int32)
 
 
 def _by_group(optimizer: Any, rates: list[Any]) -> dict[int, Any]:
-    """`{group: rate}` from the optimizer's own list, which has one rate a parameter and does not name the groups."""
+    """`{group: rate}`, from the optimizer's own list, which has one rate a parameter and does not know the groups."""
     place = {id(parameter): i for i, parameter in enumerate(optimizer.parameters)}
-    made_of = getattr(optimizer, "init_params", {}).get("params")
+    given = getattr(optimizer, "init_params", {}).get("params")
     groups = {}
-    for i, group in enumerate(made_of if isinstance(made_of, (list, tuple)) else ()):
-        first = next(iter(group["params"]), None) if "params" in group else None
+    for i, group in enumerate(given if isinstance(given, (list, tuple)) else ()):
+        first = next(iter(group.get("params", ())), None)  # none in the entry that gives the order of the parameters
         if id(first) in place:
             groups[i] = rates[place[id(first)]]
     return groups or dict(enumerate({id(rate): rate for rate in rates}.values()))
 
 
 def _named(rates: dict[int, float | None]) -> dict[str, float]:
-    names = {group: f"learning_rate/{group}" if len(rates) > 1 else "learning_rate" for group in rates}
-    return {names[group]: rate for group, rate in rates.items() if rate is not None}
+    several = len(rates) > 1
+    return {f"learning_rate/{group}" if several else "learning_rate": rate
+            for group, rate in rates.items() if rate is not None}

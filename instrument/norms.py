@@ -12,28 +12,57 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from instrument import stats
 from instrument.schema import Merge, Metric, Schema, Scope
 
-_dense = ops.MultitypeFuncGraph("instrument_dense")
+_row_square_sums = ops.MultitypeFuncGraph("instrument_row_square_sums")
+_row_sums = ops.MultitypeFuncGraph("instrument_row_sums")
+_zeros = ops.MultitypeFuncGraph("instrument_zeros")
+_nonfinite = ops.MultitypeFuncGraph("instrument_nonfinite")
 
 
-@_dense.register("Tensor")
-def _dense_tensor(gradient):
-    return stats.as_float32(gradient)
+@_row_square_sums.register("Tensor", "Number")
+def _row_square_sums_of_dense(gradient, length):
+    return stats.row_square_sums(stats.as_float32(gradient), length)
 
 
-@_dense.register("RowTensor")
-def _dense_sparse(gradient):
-    return stats.as_float32(stats.dense(gradient))
+@_row_square_sums.register("RowTensor", "Number")
+def _row_square_sums_of_sparse(gradient, length):
+    return stats.row_square_sums(stats.as_float32(stats.dense(gradient)), length)
 
 
-# A kernel costs more to launch than to run on so few elements: such tensors are stacked first.
-SMALL = 8192
+@_row_sums.register("Tensor", "Number")
+def _row_sums_of_dense(gradient, length):
+    return stats.row_sums(stats.as_float32(gradient), length)
+
+
+@_row_sums.register("RowTensor", "Number")
+def _row_sums_of_sparse(gradient, length):
+    return stats.row_sums(stats.as_float32(stats.dense(gradient)), length)
+
+
+@_zeros.register("Tensor")
+def _zeros_of_dense(gradient):
+    return stats.zero_count(stats.as_float32(gradient))
+
+
+@_zeros.register("RowTensor")
+def _zeros_of_sparse(gradient):
+    return stats.zero_count(stats.as_float32(stats.dense(gradient)))
+
+
+@_nonfinite.register("Tensor")
+def _nonfinite_of_dense(gradient):
+    return stats.nonfinite_count(stats.as_float32(gradient))
+
+
+@_nonfinite.register("RowTensor")
+def _nonfinite_of_sparse(gradient):
+    return stats.nonfinite_count(stats.as_float32(stats.dense(gradient)))
 
 
 class SquareSums(nn.Cell):
-    """Sums of squares of many tensors, with few operators: tensors of one size go together.
+    """Sums of squares of many tensors with few operators: two a tensor, and the sums of all rows are added at once.
 
-    Small tensors of one size are stacked and squared at once; larger ones are squared one by one, and the sums of their
-    rows are stacked. Beside each sum comes what tells an underflow from zero, see `stats.root`.
+    A launch costs as much as the arithmetic on a small tensor, and loops over a tuple compile several times as slowly
+    as a map: hence this shape. Beside each sum comes what tells an underflow from zero, see `stats.root`.
 
     Args:
         shapes: Shapes of the tensors.
@@ -41,54 +70,42 @@ class SquareSums(nn.Cell):
 
     def __init__(self, shapes: Sequence[tuple[int, ...]]):
         super().__init__(auto_prefix=False)
-        groups: dict[int, list[int]] = {}
-        for i, shape in enumerate(shapes):
-            groups.setdefault(stats.size_of(shape), []).append(i)
-        self.small = tuple(tuple(group) for size, group in groups.items() if size <= SMALL)
-        # What is stacked must agree in rows as well, and a matrix is read in its own rows.
-        large: dict[tuple[int, int], list[int]] = {}
-        for size, group in groups.items():
-            for i in group if size > SMALL else ():
-                large.setdefault(stats.row_shape(shapes[i]), []).append(i)
-        self.large = tuple(tuple(group) for group in large.values())
-        order = [i for group in self.small + self.large for i in group]
-        self.order = Tensor(np.argsort(order).astype(np.int32))
-        self.elements = Tensor(np.array([stats.size_of(shape) for shape in shapes], np.float32))
+        sizes = [stats.size_of(shape) for shape in shapes]
+        self.lengths = tuple(stats.row_shape(shape)[1] for shape in shapes)
+        # Rows of one element cannot cancel; of large tensors they would be too many.
+        self.seen_lengths = tuple(1 if size <= SMALL else length for size, length in zip(sizes, self.lengths))
+        self.segments = _segments(sizes, self.lengths)
+        self.seen_segments = _segments(sizes, self.seen_lengths)
+        self.number = len(sizes)
+        self.elements = Tensor(np.array(sizes, np.float32))
         self.abs = ops.Abs()
         self.concat = ops.Concat()
-        self.gather = ops.Gather()
-        self.mul = ops.Mul()
-        self.reshape = ops.Reshape()
-        self.stack = ops.Stack()
-        self.sum = ops.ReduceSum()
+        self.map = ops.HyperMap()
+        self.segment_sum = ops.UnsortedSegmentSum()
 
     def construct(self, tensors):
         """Sum.
 
         Args:
-            tensors: float32 tensors of the shapes given, a tuple.
+            tensors: Of the shapes given and any float type, a tuple; sparse (RowTensor) ones too.
 
         Returns:
             (sums of squares, witnesses), each float32 [number of tensors].
         """
-        squares = ()
-        seen = ()
-        for group in self.small:
-            rows = ()
-            for i in group:
-                rows = rows + (self.reshape(tensors[i], (-1,)),)
-            rows = self.stack(rows)
-            squares = squares + (self.sum(self.mul(rows, rows), -1),)
-            seen = seen + (self.sum(self.abs(rows), -1),)
-        for group in self.large:
-            square_rows = ()
-            rows = ()
-            for i in group:
-                square_rows = square_rows + (stats.row_square_sums(tensors[i]),)
-                rows = rows + (stats.row_sums(tensors[i]),)
-            squares = squares + (self.sum(self.stack(square_rows), -1),)
-            seen = seen + (self.sum(self.abs(self.stack(rows)), -1),)
-        return self.gather(self.concat(squares), self.order, 0), self.gather(self.concat(seen), self.order, 0)
+        squares = self.concat(self.map(_row_square_sums, tensors, self.lengths))
+        sums = self.abs(self.concat(self.map(_row_sums, tensors, self.seen_lengths)))
+        return (self.segment_sum(squares, self.segments, self.number),
+                self.segment_sum(sums, self.seen_segments, self.number))
+
+
+# Tensors of at most so many elements are looked at one by one when telling an underflow from zero.
+SMALL = stats.MANY_ROWS
+
+
+def _segments(sizes: Sequence[int], lengths: Sequence[int]) -> Tensor:
+    """For each sum of rows, the tensor that it belongs to."""
+    rows = [size // length for size, length in zip(sizes, lengths)]
+    return Tensor(np.repeat(np.arange(len(sizes)), [1 if n > stats.MANY_ROWS else n for n in rows]).astype(np.int32))
 
 
 class NormStats(nn.Cell):
@@ -142,22 +159,21 @@ class NormStats(nn.Cell):
         Returns:
             float32 [K], laid out by `schema`.
         """
-        grads = self.map(_dense, grads)
         squares, seen = self.of_gradients(grads)
-        weight_squares, weight_seen = self.of_weights(self.map(stats.as_float32, self.weights))
+        weight_squares, weight_seen = self.of_weights(self.weights)
         elements = self.of_gradients.elements
         weight_elements = self.of_weights.elements
         values = (self.total_norm(squares, elements, seen),
                   self.total(stats.is_nonfinite(squares)),
                   self.total_norm(weight_squares, weight_elements, weight_seen))
         if self.counts:
-            zeros = self.total(self.stack(self.map(stats.zero_count, grads)))
+            zeros = self.total(self.stack(self.map(_zeros, grads)))
             values = values + (zeros / self.total(elements),)
         if self.per_parameter:
             values = values + (stats.root(squares, elements, seen),
                                stats.root(weight_squares, weight_elements, weight_seen))
             if self.counts:
-                values = values + (self.stack(self.map(stats.nonfinite_count, grads)),)
+                values = values + (self.stack(self.map(_nonfinite, grads)),)
         return self.concat(values)
 
     def total(self, values):

@@ -43,8 +43,8 @@ class Record:
 
         Example:
             >>> from instrument.schema import Metric
-            >>> schema = Schema([Metric("step", "step", "global", "identical"), Metric("loss", "loss", "local", "mean")])
-            >>> Record.from_stats([10.0, 2.5], schema, time=1735387200.12)
+            >>> names = Metric("step", "step", "global", "identical"), Metric("loss", "loss", "local", "mean")
+            >>> Record.from_stats([10.0, 2.5], Schema(names), time=1735387200.12)
             Record(step=10, time=1735387200.12, values={'loss': 2.5})
         """
         values = schema.unpack(stats)

@@ -18,7 +18,7 @@ from typing import Any
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, ops
+from mindspore import Tensor, nn, ops
 
 from instrument import _compat
 from instrument._compat import constexpr
@@ -28,6 +28,9 @@ SMALLEST_RMS = 1e-16
 
 # Rows of this length are read quickly, and a float32 sum of them is right to 1e-7; longer ones lose digits.
 _ROW_LENGTHS = range(4096, 63, -1)
+
+# So many sums of rows may be added one after the other, as a segment sum does; more are reduced by themselves first.
+MANY_ROWS = 512
 
 # Primitives are made once: the functional forms (ops.square, ops.sum, ...) add a graph of their own to every call and
 # make the compile of a large network slower.
@@ -106,20 +109,23 @@ def dense(gradient: Any) -> Tensor:
     return _segment_sum(gradient.values, gradient.indices, gradient.dense_shape[0])
 
 
-def row_sums(x: Tensor) -> Tensor:
-    """Sums of the rows that `x` is read in, float32 [rows]."""
-    return _sum(_reshape(x, _row_shape(_shape(x))), -1)
+def row_sums(x: Tensor, length: int) -> Tensor:
+    """Sums of the rows of `length` elements that `x` is read in, float32 [rows], or [1] where rows are more than `MANY_ROWS`."""
+    sums = _sum(_reshape(x, (-1, length)), -1)
+    if _shape(sums)[0] > MANY_ROWS:
+        sums = _reshape(_sum(sums), (1,))
+    return sums
 
 
-def row_square_sums(x: Tensor) -> Tensor:
-    """Sums of squares of the rows that `x` is read in, float32 [rows]."""
-    return row_sums(_mul(x, x))  # multiplied before the reshape, which is free of a result and copies a parameter
+def row_square_sums(x: Tensor, length: int) -> Tensor:
+    """Sums of squares of the rows of `length` elements that `x` is read in; as `row_sums`."""
+    return row_sums(_mul(x, x), length)  # multiplied before the reshape, which is free of a result and copies a parameter
 
 
 def element_sum(x: Tensor) -> Tensor:
     """Sum of all elements, float32 scalar."""
     if _on_cpu():
-        return _sum(row_sums(x))
+        return _sum(_sum(_reshape(x, _row_shape(_shape(x))), -1))
     return _sum(x)
 
 
@@ -174,31 +180,42 @@ def root(squares: Tensor, elements: Tensor, seen: Tensor) -> Tensor:
 COLUMNS = ("calls", "elements", "sum", "square_sum", "absmax", "zeros", "nonfinite")
 
 
-def columns_of(x, columns):
-    """The chosen `COLUMNS` of one tensor of any float type.
+class Columns(nn.Cell):
+    """The chosen `COLUMNS` of one tensor.
 
     Args:
-        x: The tensor.
         columns: Names out of `COLUMNS`, in its order.
-
-    Returns:
-        A tuple of float32 scalars.
     """
-    x = as_float32(x)
-    carried = ()
-    for column in columns:
-        if column == "calls":
+
+    def __init__(self, columns: tuple[str, ...]):
+        super().__init__(auto_prefix=False)
+        self.columns = columns
+        self.has_calls, self.has_elements, self.has_sum = (name in columns for name in COLUMNS[:3])
+        self.has_square_sum, self.has_absmax, self.has_zeros, self.has_nonfinite = (name in columns for name in COLUMNS[3:])
+
+    def construct(self, x):
+        """Measure.
+
+        Args:
+            x: Tensor of any float type.
+
+        Returns:
+            A tuple of float32 scalars, in the order of `COLUMNS`.
+        """
+        x = as_float32(x)
+        carried = ()
+        if self.has_calls:
             carried = carried + (_ONE,)
-        elif column == "elements":
+        if self.has_elements:
             carried = carried + (element_count(_shape(x)),)
-        elif column == "sum":
+        if self.has_sum:
             carried = carried + (element_sum(x),)
-        elif column == "square_sum":
+        if self.has_square_sum:
             carried = carried + (square_sum(x),)
-        elif column == "absmax":
+        if self.has_absmax:
             carried = carried + (absolute_maximum(x),)
-        elif column == "zeros":
+        if self.has_zeros:
             carried = carried + (zero_count(x),)
-        else:
+        if self.has_nonfinite:
             carried = carried + (nonfinite_count(x),)
-    return carried
+        return carried

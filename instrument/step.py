@@ -278,8 +278,8 @@ class InstrumentedStep(nn.TrainOneStepCell):
         step = self.step_count + 1
         ops.assign(self.step_count, step)
         head = (ops.reshape(ops.cast(step, ms.float32), (1,)), losses)
-        overflow = measure.is_nonfinite(norm)
         if self.scaled:
+            overflow = measure.is_nonfinite(norm)
             head = head + (ops.reshape(scale, (1,)), overflow, overflow)
         if self.max_grad_norm is not None:
             factor = self.max_grad_norm / ops.maximum(norm, self.max_grad_norm)
@@ -295,7 +295,7 @@ class InstrumentedStep(nn.TrainOneStepCell):
             grads = self.graceful_exit.exit_by_request(grads, self.init_param, self.exit_param)
         if not self.scaled:
             return self.optimizer(grads), stats
-        overflowed = ops.reshape(overflow, ()) > 0
+        overflowed = ops.reshape(measure.is_nonfinite(norm), ()) > 0
         if self.loss_scaling_manager is not None:
             overflowed = self.loss_scaling_manager(self.scale_sense, overflowed)
         if not overflowed:

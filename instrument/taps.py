@@ -14,6 +14,7 @@ backward's inputs, never in the forward: PyNative mode of 2.0.0 hands a backward
 """
 from __future__ import annotations
 
+import functools
 import gc
 import weakref
 from collections.abc import Sequence
@@ -88,20 +89,25 @@ _IDENTITY = nn.Identity()
 class _Carrier(nn.Cell):
     """The identity whose backward returns the statistics; `columns` says which, in the slot's order."""
 
-    def __init__(self, columns: Sequence[str], gradient_columns: Sequence[str]):
+    def __init__(self, columns: tuple[str, ...], gradient_columns: tuple[str, ...]):
         super().__init__(auto_prefix=False)
-        self.columns = tuple(columns)
-        self.gradient_columns = tuple(gradient_columns)
+        self.columns = stats.Columns(columns)
+        self.has_gradient = bool(gradient_columns)
+        self.gradient_columns = stats.Columns(gradient_columns)
         self.stack = ops.Stack()
 
     def construct(self, x, slot):
         return x
 
     def bprop(self, x, slot, out, dout):
-        carried = stats.columns_of(x, self.columns)
-        if self.gradient_columns:
-            carried = carried + stats.columns_of(dout, self.gradient_columns)
+        carried = self.columns(x)
+        if self.has_gradient:
+            carried = carried + self.gradient_columns(dout)
         return dout, self.stack(carried)
+
+
+# One carrier serves all taps that carry the same: the compiler then goes through it once for each shape.
+_carrier = functools.lru_cache(maxsize=None)(_Carrier)
 
 
 class Tap(nn.Cell):
@@ -123,20 +129,22 @@ class Tap(nn.Cell):
         self.gradient_columns = self.columns[1:] if gradients else ()
         self.slot = Parameter(Tensor(np.zeros(len(self.columns) + len(self.gradient_columns)), ms.float32),
                               name=f"instrument.tap.{name}")
-        self.carrier = _Carrier(self.columns, self.gradient_columns)
+        self.carrier = _carrier(self.columns, self.gradient_columns)
 
     def construct(self, output):
+        if isinstance(output, Tensor):
+            first_float(self.cell_name, (output.dtype,))
+            return self.carrier(output, self.slot)
         if isinstance(output, dict):
             keys = list(output.keys())
             chosen = first_float(self.cell_name, dtypes_of(list(output.values())))
             output[keys[chosen]] = self.carrier(output[keys[chosen]], self.slot)
             return output
-        if isinstance(output, (tuple, list)):
-            chosen = first_float(self.cell_name, dtypes_of(output))
-            measured = self.carrier(output[chosen], self.slot)
-            return output[:chosen] + (measured,) + output[chosen + 1:]
-        first_float(self.cell_name, dtypes_of((output,)))
-        return self.carrier(output, self.slot)
+        chosen = first_float(self.cell_name, dtypes_of(output))
+        measured = self.carrier(output[chosen], self.slot)
+        if isinstance(output, list):
+            return output[:chosen] + [measured] + output[chosen + 1:]
+        return output[:chosen] + (measured,) + output[chosen + 1:]
 
 
 @_compat.constexpr

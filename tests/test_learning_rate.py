@@ -25,7 +25,8 @@ def single(rate):
 def grouped(*rates, default=0.1, order=None):
     """One group for each weight; None leaves a group to the default rate."""
     def optimizer(net):
-        groups = [{"params": [p], **({} if rate is None else {"lr": rate})} for p, rate in zip((net.a, net.b, net.c), rates)]
+        groups = [{"params": [parameter]} if rate is None else {"params": [parameter], "lr": rate}
+                  for parameter, rate in zip((net.a, net.b, net.c), rates)]
         if order is not None:
             groups.append({"order_params": [getattr(net, name) for name in order]})
         return nn.SGD(groups, learning_rate=default)
@@ -97,12 +98,13 @@ def test_a_rate_set_from_the_host_is_seen():
     assert learning_rates(optimizer) == {ONE: 0.125}
 
 
-def test_groups_given_by_iterators_are_numbered_by_their_different_rates():
+def test_an_optimizer_that_keeps_no_groups_numbers_its_different_rates():
+    class Own(nn.Optimizer):
+        def __init__(self, params):
+            super().__init__(0.5, params)
+
     net = Sum()
-    groups = [{"params": list(net.trainable_params()[:2])}, {"params": [net.c], "lr": 0.25}]
-    optimizer = nn.SGD(groups, learning_rate=0.5)
-    optimizer.init_params = {"params": iter(())}
-    assert learning_rates(optimizer) == {A: 0.5, B: 0.25}
+    assert learning_rates(Own([{"params": [net.a, net.b]}, {"params": [net.c], "lr": 0.25}])) == {A: 0.5, B: 0.25}
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # LARS goes with 2.9

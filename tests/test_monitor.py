@@ -101,7 +101,8 @@ def test_a_run_of_the_real_step_is_recorded_whole(tmp_path, mode):
     net = MLP()
     step = InstrumentedStep(net, nn.SGD(net.trainable_params(), [0.5, 0.25, 0.125]), activations="leaves")
     memory = Memory()
-    Model(step).train(1, dataset(3), callbacks=[TrainingMonitor(tmp_path / "run", writers=[memory])], dataset_sink_mode=False)
+    monitor = TrainingMonitor(tmp_path / "run", writers=[memory])
+    Model(step).train(1, dataset(3), callbacks=[monitor], dataset_sink_mode=False)
     assert memory.steps == [1, 2, 3]
     assert memory.column("learning_rate") == [0.5, 0.25, 0.125]
     for record in memory.records:
@@ -128,7 +129,8 @@ def test_a_plain_train_cell_gives_the_loss(mode):
 
 @pytest.mark.parametrize("output, loss", [
     (Tensor(0.5, ms.float32), 0.5), ((Tensor(0.5, ms.float32), Tensor(True)), 0.5), ([0.5, 1.0], 0.5),
-    (Tensor([0.5], ms.float32), 0.5), (None, None), ((), None), (Tensor([1.0, 2.0], ms.float32), None), ({"a": 1.0}, None)])
+    (Tensor([0.5], ms.float32), 0.5), (None, None), ((), None), (Tensor([1.0, 2.0], ms.float32), None),
+    ({"a": 1.0}, None)])
 def test_outputs_of_any_form_give_the_loss_or_leave_it_out(output, loss):
     memory = Memory()
     Loop(TrainingMonitor(writers=[memory]), nn.ReLU()).train([output])
@@ -194,6 +196,14 @@ def test_a_measured_step_is_recorded_once_and_an_unmeasured_one_never():
     memory = Memory()
     Loop(TrainingMonitor(writers=[memory]), FakeStep()).train(vectors(0, 0, 1, 1, 1, 2, 2, 3))
     assert memory.steps == [1, 2, 3] and memory.column("loss") == [10.0, 20.0, 30.0]
+
+
+def test_a_second_step_cell_starts_anew():
+    memory = Memory()
+    monitor = TrainingMonitor(writers=[memory])
+    Loop(monitor, FakeStep()).train(vectors(1, 2))
+    Loop(monitor, FakeStep()).train(vectors(0, 1, 2))
+    assert memory.steps == [1, 2, 1, 2]
 
 
 def test_accumulation_is_recorded_once_an_update():

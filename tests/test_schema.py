@@ -65,11 +65,13 @@ def test_index_of_an_unknown_name_lists_near_names():
         Schema(METRICS)["0123456789"]
 
 
-@pytest.mark.parametrize("kind", [list, tuple, np.float32, np.float64, Tensor])
+PACKED = {"list": list, "tuple": tuple, "float32": lambda vector: np.array(vector, np.float32), "float64": np.array,
+          "Tensor": lambda vector: Tensor(vector, ms.float32)}
+
+
+@pytest.mark.parametrize("kind", PACKED)
 def test_unpacks_any_vector(kind):
-    vector = [3.0, 0.5, -2.0, 1e10]
-    vector = vector if kind in (list, tuple) else np.array(vector, np.float64 if kind is np.float64 else np.float32)
-    values = Schema(METRICS).unpack(Tensor(vector) if kind is Tensor else kind(vector) if kind in (list, tuple) else vector)
+    values = Schema(METRICS).unpack(PACKED[kind]([3.0, 0.5, -2.0, 1e10]))
     assert values == {"step": 3.0, "loss": 0.5, "grad/norm": -2.0, "grad/norm/dense.weight": 1e10}
     assert {type(value) for value in values.values()} == {float}
 

@@ -33,11 +33,11 @@ def events_of(run):
         content = file.read_bytes()
         while content:
             length, = struct.unpack_from("<Q", content)
-            event = Event.FromString(content[12:12 + length])  # 8 bytes of length and 4 of its checksum; 4 more at the end
+            event = Event.FromString(content[12:12 + length])  # behind 8 bytes of length and 4 of its checksum
             if event.summary.value:
                 scalars = {value.tag: value.simple_value for value in event.summary.value}
                 events.append((event.step, event.wall_time, scalars))
-            content = content[16 + length:]
+            content = content[16 + length:]  # a checksum of 4 bytes ends it
     return events
 
 
@@ -148,12 +148,15 @@ def test_a_record_after_close_is_kept_beside_the_older_ones(tmp_path, writer_typ
 
 
 def test_the_last_record_survives_a_program_that_does_not_close(tmp_path, writer_type):
+    # A daemon thread holds the writer, so that Python does not clear it, and its files with it, at the end.
     program = f"""
+        import threading, time
         from instrument.record import Record
         from instrument.writers import {writer_type.__name__}
         writer = {writer_type.__name__}({str(tmp_path)!r})
         for step in (1, 2, 3):
             writer.write(Record(step, 10.0, {{"loss": 1.0}}))
+        threading.Thread(target=lambda held: time.sleep(60), args=[writer], daemon=True).start()
         raise SystemExit("over")
     """
     result = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True)
@@ -168,8 +171,12 @@ def test_a_class_without_write_is_no_writer():
 
 
 def test_rich_and_tensorboardx_are_loaded_on_first_use():
-    program = ("import sys, instrument.writers as w; assert not {'rich', 'tensorboardX', 'mindspore'} & set(sys.modules); "
-               "w.ConsoleWriter; assert 'rich' in sys.modules; w.TensorBoardWriter; assert 'tensorboardX' in sys.modules")
+    program = """if True:
+        import sys, instrument.writers as writers
+        assert not {'rich', 'tensorboardX', 'mindspore'} & set(sys.modules)
+        writers.ConsoleWriter, writers.TensorBoardWriter
+        assert {'rich', 'tensorboardX'} <= set(sys.modules)
+    """
     subprocess.run([sys.executable, "-c", program], check=True)
 
 

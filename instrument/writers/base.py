@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 class Writer(ABC):
     """Takes records, in the order of training, and brings them to one destination.
 
-    A writer may raise: `TrainingMonitor` reports it and training goes on. Resources are opened by the first `write`, so
-    that making a writer costs nothing, and a `write` after `close` opens them again: one monitor may serve several calls
-    of `Model.train`. Used as a context, it is closed at the end.
+    A writer may raise: `TrainingMonitor` reports it, and training goes on. Files are opened by the first `write`, so
+    that making a writer costs nothing, and a `write` after `close` opens them again: one monitor may serve several
+    calls of `Model.train`. Used as a context, a writer is closed at its end.
     """
 
     @abstractmethod

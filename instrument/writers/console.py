@@ -24,7 +24,7 @@ _WIDTH_WITH_TRENDS = 90
 class ConsoleWriter(Writer):
     """Shows progress, time left, loss, gradient norm, learning rate and the block with the largest rms.
 
-    A terminal gets a panel that is drawn anew in place; anything else (a file, a pipe, a batch job's log) gets one plain
+    A terminal gets a panel, drawn anew in place; anything else (a file, a pipe, the log of a batch job) gets a plain
     line every few steps. A number that a record lacks is shown as `-`.
 
     Args:
@@ -33,7 +33,8 @@ class ConsoleWriter(Writer):
         console: rich's console; standard output by default.
     """
 
-    def __init__(self, *, total_steps: int | None = None, line_every: int | None = None, console: Console | None = None):
+    def __init__(self, *, total_steps: int | None = None, line_every: int | None = None,
+                 console: Console | None = None):
         self.total_steps = total_steps
         self.line_every = line_every or max((total_steps or 200) // 20, 1)
         self.console = console or Console(highlight=False)
@@ -114,7 +115,7 @@ class ConsoleWriter(Writer):
 
 
 class _Trend:
-    """The course of one number in a few characters: of the whole run where its length is known, else of the last records."""
+    """The course of one number in a few characters: over the whole run, or the last records of one without end."""
 
     def __init__(self, total_steps: int | None, width: int = 16):
         self._total, self._width = total_steps, width
@@ -141,10 +142,12 @@ def _figures(record: Record) -> list[tuple[str, str, str]]:
     """Label, text and place of the numbers that are shown."""
     values = record.values
     rate = next((value for name, value in values.items() if name.partition("/")[0] == "learning_rate"), None)
-    blocks = [(not math.isfinite(value), value, name[len(RMS):]) for name, value in values.items() if name.startswith(RMS)]
-    _, rms, block = max(blocks, default=(False, None, ""))
-    return [("loss", _number(values.get("loss"), ".4f"), ""), ("gradient norm", _number(values.get("grad/norm"), "#.4g"), ""),
-            ("learning rate", _number(rate, ".2e"), ""), ("largest rms", _number(rms, "#.4g"), block)]
+    blocks = {name[len(RMS):]: value for name, value in values.items() if name.startswith(RMS)}
+    block = max(blocks, key=lambda name: (not math.isfinite(blocks[name]), blocks[name]), default="")
+    return [("loss", _number(values.get("loss"), ".4f"), ""),
+            ("gradient norm", _number(values.get("grad/norm"), "#.4g"), ""),
+            ("learning rate", _number(rate, ".2e"), ""),
+            ("largest rms", _number(blocks.get(block), "#.4g"), block)]
 
 
 def _number(value: float | None, form: str) -> str:

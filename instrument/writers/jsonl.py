@@ -14,10 +14,10 @@ from instrument.writers.base import Writer
 
 
 class JsonlWriter(Writer):
-    """Appends each record to `metrics-00000.jsonl` of a run directory, and flushes it, so that a reader sees it at once.
+    """Appends each record to `metrics-00000.jsonl` of a run directory, and flushes it: a reader sees it at once.
 
     A line: `{"step": 10, "time": 1735387200.12, "loss": 2.3, "grad/norm": 0.8}`. JSON has no NaN and no infinity: such
-    a value is null, and `"nonfinite": {"loss": "nan"}` in the same line says which it was: `nan`, `inf` or `-inf`.
+    a value is null, and `"nonfinite": {"loss": "nan"}` in the same line says what it was: `nan`, `inf` or `-inf`.
 
     Args:
         run_dir: The run directory; made where it does not exist.

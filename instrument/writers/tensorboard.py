@@ -19,14 +19,16 @@ _files = itertools.count()
 class TensorBoardWriter(Writer):
     """Writes each record as one event with one scalar a metric, in a run directory.
 
-    The event is built here and not by `SummaryWriter.add_scalar`, which makes an event of every number, hands it to
-    another thread, so that its `flush` misses what is still on the way, and prints "NaN or Inf found in input tensor",
-    without a name, for each such value. NaN and infinities are written as they are: TensorBoard marks them in the chart.
+    Tags are the metrics' names. NaN and infinities are written as they are; TensorBoard marks them in the chart.
+
+    The event is built here, since `SummaryWriter.add_scalar` makes an event of every number, prints "NaN or Inf found
+    in input tensor" without a name for each such value, and hands it to a thread, so that its `flush` misses what is
+    still on the way there.
 
     Args:
-        run_dir: The run directory; made where it does not exist. TensorBoard shows it as one run, under its own name.
-        flush_seconds: Records reach the disk at the latest when this many seconds lie between them and the last ones
-            that did, at `flush`, at `close`, and when Python exits. 0 flushes every record.
+        run_dir: The run directory; made where it does not exist. TensorBoard shows it as one run.
+        flush_seconds: A record flushes the file when its time is this many seconds after that of the last one that did;
+            `flush`, `close` and the end of the program do so in any case.
     """
 
     def __init__(self, run_dir: str | os.PathLike[str], *, flush_seconds: float = 5.0):

@@ -1,0 +1,170 @@
+"""The operators of the compiled graph: what the step adds runs on Ascend, GPU and CPU alike.
+
+Only CPUs are at hand, so this reads what MindSpore documents: the graph after the optimisations that do not depend on the
+device, and the section "Supported Platforms" of each primitive in it.
+"""
+import importlib
+import re
+from collections import Counter
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Tensor, nn, ops
+
+from instrument import InstrumentedStep
+from instrument import stats as measure
+from instrument.taps import ALL_STATS, DEFAULT_STATS, ActivationStats, Taps
+from networks import MLP, mlp_batches
+
+pytestmark = pytest.mark.compiles
+
+EVERYWHERE = {"Ascend", "GPU", "CPU"}
+
+# Primitives of a compiled graph that no documentation speaks of, and why each is on every platform.
+# Paths are those of MindSpore's sources, 2.0.0.
+_STRUCTURE = "structure of a graph, executed by the runtime and by no kernel: core/ops/core_ops.h, kPrim{}"
+UNDOCUMENTED = {
+    **{name: _STRUCTURE.format(name) for name in ("Return", "MakeTuple", "TupleGetItem", "Switch", "Load", "UpdateState")},
+    "TensorMove": "a copy that the compiler itself inserts where a parameter is read before it is written, in any network: "
+                  "pipeline/jit/static_analysis/order_enforce.cc. Ascend: ops/_op_impl/tbe/tensor_move.py; GPU: "
+                  "plugin/device/gpu/kernel/arrays/tensor_copy_gpu_kernel.h; CPU: this test runs it.",
+}
+
+
+def operators_of(cell, directory, *inputs):
+    """How often each primitive stands in the compiled graph of `cell`, before the device has its say."""
+    ms.set_context(save_graphs=True, save_graphs_path=str(directory))
+    try:
+        cell.compile(*inputs)
+    finally:
+        ms.set_context(save_graphs=False)
+    # `validate` is the last pass of the front end in 2.0.0 to 2.10.0.
+    (dump,) = directory.rglob("*_validate_*.ir")
+    operators = Counter()
+    for line in dump.read_text().splitlines():
+        # "  %7(loss) = PrimFunc_Mul(%6, %2) ...", "  %9(x) = %8[@FuncUnion...](%1)" (a call), "  Return(%9)"
+        statement = re.match(r"  (?:%\d+\(\S*?\) = |(?=Return\())(\S+?)\(", line)
+        assert statement or not re.match(r"  [%\w]", line), f"a line of the graph that this test cannot read: {line}"
+        if statement and not statement[1].startswith("%"):
+            operators[re.sub("^PrimFunc_", "", statement[1])] += 1
+    return operators
+
+
+def documented_platforms(name):
+    """The platforms that MindSpore documents for the primitive, or None."""
+    for module in ("ops.operations", "ops.auto_generate", "ops.operations._inner_ops"):
+        try:
+            primitive = getattr(importlib.import_module(f"mindspore.{module}"), name, None)
+        except ImportError:  # auto_generate: 2.3 and later
+            continue
+        text = getattr(primitive, "__doc__", None) or ""
+        # Generated classes only say "Refer to :func:`mindspore.ops.abs` for more details."
+        for function in re.findall(r"Refer to :func:`mindspore\.ops\.(\w+)`", text):
+            text += getattr(ops, function, None).__doc__ or "" if hasattr(ops, function) else ""
+        section = re.search(r"Supported Platforms:\s*\n(.*)", text)
+        if section:
+            return set(re.findall(r"\w+", section[1]))
+    return None
+
+
+def not_everywhere(operators):
+    """Those of the primitives that are not documented for every platform, with what is documented (None for nothing)."""
+    platforms = {name: documented_platforms(name) for name in operators if name not in UNDOCUMENTED}
+    return {name: found for name, found in platforms.items() if found is None or not found >= EVERYWHERE}
+
+
+@pytest.fixture(scope="module")
+def batch():
+    return [Tensor(array) for array in mlp_batches(1)[0]]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory, batch):
+    """The operators of the stock step."""
+    network = MLP()
+    step = nn.TrainOneStepCell(network, nn.Momentum(network.trainable_params(), 0.1, 0.9)).set_train()
+    return operators_of(step, tmp_path_factory.mktemp("plain"), *batch)
+
+
+@pytest.fixture(scope="module")
+def added(tmp_path_factory, batch, plain):
+    """The operators that the step with everything on has beyond those of the stock step."""
+    network = MLP()
+    step = InstrumentedStep(network, nn.Momentum(network.trainable_params(), 0.1, 0.9),
+                            loss_scale=nn.DynamicLossScaleUpdateCell(1024, 2, 100), max_grad_norm=1.0, accumulate=2,
+                            activations="leaves", activation_stats=ALL_STATS, activation_gradients=True, counts=True).set_train()
+    return operators_of(step, tmp_path_factory.mktemp("instrumented"), *batch) - plain
+
+
+def test_the_graphs_are_read(plain, added):
+    assert plain["MatMul"] == 4 and plain["ApplyMomentum"] == 4  # two layers: two forward, two for weights less one input
+    assert added["ReduceSum"] > 10 and added["IsFinite"] > 0 and added["ArgMaxWithValue"] + added["ReduceMax"] > 0
+
+
+def test_every_operator_that_the_step_adds_is_documented_for_every_platform(added):
+    assert not_everywhere(added) == {}
+
+
+def test_every_primitive_of_the_mathematics_is_documented_for_every_platform():
+    """Those of paths that a CPU graph does not take (sparse gradients, other devices) as well."""
+    primitives = {value.name for value in vars(measure).values() if isinstance(value, ops.Primitive)}
+    assert len(primitives) > 10
+    assert not_everywhere(primitives) == {}
+
+
+def test_the_table_of_exceptions_has_no_needless_entry():
+    assert {name: documented_platforms(name) for name in UNDOCUMENTED} == dict.fromkeys(UNDOCUMENTED)
+
+
+class OnCPUOnly(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.fmax = ops.Fmax()
+
+    def construct(self, x, y):
+        return self.fmax(x, y) + y
+
+
+def test_an_operator_for_cpus_only_is_caught(tmp_path):
+    operators = operators_of(OnCPUOnly(), tmp_path, Tensor([1.0, 2.0]), Tensor([2.0, 1.0]))
+    assert operators["Fmax"] == operators["Add"] == 1
+    assert not_everywhere(operators) == {"Fmax": {"CPU"}}
+
+
+def test_an_unknown_operator_is_caught():
+    assert not_everywhere(Counter(["Add", "NoSuchPrimitive"])) == {"NoSuchPrimitive": None}
+
+
+class Alone(nn.Cell):
+    """The statistics' last stage with the slots' gradients as inputs, so that nothing is a constant."""
+
+    def __init__(self, activation_stats):
+        super().__init__(auto_prefix=False)
+        self.activation_stats = activation_stats
+
+    def construct(self, scale, *carried):
+        return self.activation_stats(carried, scale)
+
+
+class Owner:
+    """Stands for the step."""
+
+    def owns(self, cell):
+        return True
+
+
+def operators_for_taps(number, directory):
+    owner = Owner()
+    chosen = [(f"cell{i}", nn.ReLU()) for i in range(number)]
+    # cells differ in what is measured of them
+    statistics = [DEFAULT_STATS if i % 2 else ALL_STATS for i in range(number)]
+    taps = Taps(chosen, statistics, True, owner)
+    carried = [Tensor(np.ones(tap.slot.shape, np.float32)) for tap in taps.taps]
+    return operators_of(Alone(ActivationStats(taps, scaled=True)), directory, Tensor(2.0, ms.float32), *carried)
+
+
+def test_the_operators_of_activation_statistics_do_not_grow_with_the_number_of_taps(tmp_path):
+    one, seven = (operators_for_taps(number, tmp_path / str(number)) for number in (1, 7))
+    assert one["Concat"] == 1 and one["Gather"] > 0
+    assert one == seven
