@@ -53,7 +53,6 @@ _sqrt = ops.Sqrt()
 _sub = ops.Sub()
 _sum = ops.ReduceSum()
 
-_NAN = Tensor(float("nan"), ms.float32)
 _ONE = Tensor(1.0, ms.float32)
 _ZERO = Tensor(0.0, ms.float32)
 
@@ -86,6 +85,11 @@ _row_shape = constexpr(row_shape)
 @constexpr
 def _on_cpu() -> bool:
     return _compat.device_target() == "CPU"
+
+
+@constexpr
+def _nans(shape: tuple[int, ...]) -> Tensor:
+    return Tensor(np.full(shape, np.nan), ms.float32)
 
 
 @constexpr
@@ -172,8 +176,7 @@ def root(squares: Tensor, elements: Tensor, seen: Tensor) -> Tensor:
             `SMALLEST_RMS` squared may have lost elements to underflow, unless all of them are zero.
     """
     lost = _logical_and(_less(squares, elements * SMALLEST_RMS ** 2), _not_equal(seen, _ZERO))
-    roots = _sqrt(squares)
-    return _select(lost, roots + _NAN, roots)
+    return _select(lost, _nans(_shape(squares)), _sqrt(squares))  # a sum with NaN is folded away in graph mode
 
 
 # What one tap can carry, in the order in which it does. All of them merge by addition.

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import types
 import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -163,6 +164,22 @@ def construct(self, *args, **kwargs):  # the name matters: the executor parses t
     return self._instrument_tap(self._instrument_construct(*args, **kwargs))
 
 
+def tapped_class(cell: nn.Cell, tap: Tap, gate: Gate, owner: Any) -> type:
+    """A subclass of the class of `cell` whose construct measures what the original one returns."""
+    own = type(cell)
+    about = {"__module__": own.__module__, "__doc__": own.__doc__, "__qualname__": own.__qualname__}
+    # The compiler takes super() for that of the object's own class, so that a method of `own` would find itself there.
+    # A class between ours and `own` holds what the methods of `own` override, and ours the methods of `own`.
+    above = super(own, cell)  # type: ignore[arg-type, misc]
+    methods = {name: value for name, value in vars(own).items()
+               if isinstance(value, types.FunctionType) and not name.startswith("__") and hasattr(above, name)}
+    overridden = {name: getattr(above, name).__func__ for name in methods}
+    between = type(own.__name__, (own,), {**about, **overridden})
+    return type(own.__name__, (between,), {
+        **about, **methods, "construct": construct, "_instrument_construct": own.construct,
+        "_instrument_tap": _GatedTap(tap, gate), "_instrument_class": own, "_instrument_owner": weakref.ref(owner)})
+
+
 class Taps:
     """The taps of one step: placed when made, taken off by `remove`.
 
@@ -182,11 +199,7 @@ class Taps:
         self.starts = [sum(sizes[:i]) for i in range(len(sizes))]  # where each slot starts behind the ones before it
         self.length = sum(sizes)
         for cell, tap in zip(self.cells, self.taps):
-            own = type(cell)
-            cell.__class__ = type(own.__name__, (own,), {
-                "__module__": own.__module__, "__doc__": own.__doc__, "__qualname__": own.__qualname__,
-                "construct": construct, "_instrument_construct": own.construct,
-                "_instrument_tap": _GatedTap(tap, self.gate), "_instrument_owner": weakref.ref(owner)})
+            cell.__class__ = tapped_class(cell, tap, self.gate, owner)
 
     def remove(self) -> None:
         """Give every tapped cell its own class back."""
@@ -270,7 +283,7 @@ def _rows(tap: Tap, start: int, one: int) -> list[tuple[int, int, int, _Recipe, 
 
 def _strip(cell: nn.Cell) -> None:
     if "_instrument_tap" in vars(type(cell)):
-        cell.__class__ = type(cell).__mro__[1]
+        cell.__class__ = vars(type(cell))["_instrument_class"]
 
 
 def release(network: nn.Cell) -> None:

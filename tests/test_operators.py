@@ -1,6 +1,6 @@
 """The operators of the compiled graph: what the step adds runs on Ascend, GPU and CPU alike.
 
-Only CPUs are at hand, so this reads what MindSpore documents: the graph after the optimisations that do not depend on the
+Tests have no accelerator, so they read what MindSpore documents: the graph after the passes that do not depend on the
 device, and the section "Supported Platforms" of each primitive in it.
 """
 import importlib
@@ -44,10 +44,11 @@ def operators_of(cell, directory, *inputs):
     operators = Counter()
     for line in dump.read_text().splitlines():
         # "  %7(loss) = PrimFunc_Mul(%6, %2) ...", "  %9(x) = %8[@FuncUnion...](%1)" (a call), "  Return(%9)"
-        statement = re.match(r"  (?:%\d+\(\S*?\) = |(?=Return\())(\S+?)\(", line)
-        assert statement or not re.match(r"  [%\w]", line), f"a line of the graph that this test cannot read: {line}"
-        if statement and not statement[1].startswith("%"):
-            operators[re.sub("^PrimFunc_", "", statement[1])] += 1
+        if line.startswith(("  %", "  Return(")):
+            statement = re.match(r"  (?:%\d+\(\S*?\) = )?(?:PrimFunc_)?(\w+|%\d+\S*?|@\S+?)\(", line)
+            assert statement, f"a line of the graph that this test cannot read: {line}"
+            if statement[1][0] not in "%@":
+                operators[statement[1]] += 1
     return operators
 
 
@@ -61,7 +62,7 @@ def documented_platforms(name):
         text = getattr(primitive, "__doc__", None) or ""
         # Generated classes only say "Refer to :func:`mindspore.ops.abs` for more details."
         for function in re.findall(r"Refer to :func:`mindspore\.ops\.(\w+)`", text):
-            text += getattr(ops, function, None).__doc__ or "" if hasattr(ops, function) else ""
+            text += getattr(getattr(ops, function, None), "__doc__", None) or ""
         section = re.search(r"Supported Platforms:\s*\n(.*)", text)
         if section:
             return set(re.findall(r"\w+", section[1]))
@@ -87,19 +88,22 @@ def plain(tmp_path_factory, batch):
     return operators_of(step, tmp_path_factory.mktemp("plain"), *batch)
 
 
-@pytest.fixture(scope="module")
-def added(tmp_path_factory, batch, plain):
-    """The operators that the step with everything on has beyond those of the stock step."""
+@pytest.fixture(scope="module", params=["CPU", "Ascend"])
+def added(request, tmp_path_factory, batch, plain):
+    """The operators that the step with everything on has beyond those of the stock step, where it believes itself on a CPU
+    and where on an accelerator: it takes other reductions there."""
     network = MLP()
     step = InstrumentedStep(network, nn.Momentum(network.trainable_params(), 0.1, 0.9),
                             loss_scale=nn.DynamicLossScaleUpdateCell(1024, 2, 100), max_grad_norm=1.0, accumulate=2,
                             activations="leaves", activation_stats=ALL_STATS, activation_gradients=True, counts=True).set_train()
-    return operators_of(step, tmp_path_factory.mktemp("instrumented"), *batch) - plain
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("instrument._compat.device_target", lambda: request.param)
+        return operators_of(step, tmp_path_factory.mktemp("instrumented"), *batch) - plain
 
 
 def test_the_graphs_are_read(plain, added):
-    assert plain["MatMul"] == 4 and plain["ApplyMomentum"] == 4  # two layers: two forward, two for weights less one input
-    assert added["ReduceSum"] > 10 and added["IsFinite"] > 0 and added["ArgMaxWithValue"] + added["ReduceMax"] > 0
+    assert plain["ApplyMomentum"] == 4 and added["ApplyMomentum"] == 0
+    assert added["ReduceSum"] > 10 and added["IsFinite"] > 0 and added["ReduceMax"] > 0
 
 
 def test_every_operator_that_the_step_adds_is_documented_for_every_platform(added):
@@ -107,8 +111,10 @@ def test_every_operator_that_the_step_adds_is_documented_for_every_platform(adde
 
 
 def test_every_primitive_of_the_mathematics_is_documented_for_every_platform():
-    """Those of paths that a CPU graph does not take (sparse gradients, other devices) as well."""
-    primitives = {value.name for value in vars(measure).values() if isinstance(value, ops.Primitive)}
+    """Those of paths that the graphs above do not take, such as sparse gradients, as well."""
+    # `constexpr` makes a local subclass of Primitive: such a function runs while the graph is compiled.
+    primitives = {value.name for value in vars(measure).values()
+                  if isinstance(value, ops.Primitive) and "<locals>" not in type(value).__qualname__}
     assert len(primitives) > 10
     assert not_everywhere(primitives) == {}
 
