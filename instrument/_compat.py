@@ -16,12 +16,6 @@ TESTED = ("2.0.0", "2.7.0", "2.7.1", "2.7.2", "2.8.0", "2.9.0", "2.10.0")
 
 RELEASE = Version(ms.__version__.split("+")[0])
 
-# 2.0.0 to 2.10.0 keep the sparse gradient's class private; the public name went with 1.x.
-try:
-    from mindspore.common.sparse_tensor import RowTensorInner as RowTensor
-except ImportError:  # not seen in a tested release: sparse gradients are then unknown to us and reach MindSpore's own error
-    RowTensor = None
-
 # ops.constexpr became public with 2.0; the decorator runs a function while the graph is compiled.
 constexpr = ops.constexpr
 

@@ -30,19 +30,29 @@ class LossOutputs(nn.Cell):
         network: Returns a scalar, or a tuple, list or dict with the loss among its values.
         loss_key: Which value of a tuple (its index) or dict (its key) is the loss; None is the first.
         scaled: Whether the loss to differentiate is multiplied by the loss scale.
+        learned: A weak reference to what to call when the parts become known, or others.
 
     Attributes:
         parts: Names of the other losses; known once the network has been compiled or called.
     """
 
-    def __init__(self, network: nn.Cell, loss_key: LossKey, scaled: bool):
+    def __init__(self, network: nn.Cell, loss_key: LossKey, scaled: bool, learned: weakref.WeakMethod):
         super().__init__(auto_prefix=False)
         self.network = network
         self.loss_key = loss_key
         self.scaled = scaled
         self.parts: tuple[str, ...] = ()
+        self.learned = learned
         self.identity = next(_identities)
         _by_identity[self.identity] = self
+
+    def learn(self, parts: tuple[str, ...]) -> None:
+        """Take the names of the other losses."""
+        if parts != self.parts:
+            self.parts = parts
+            notify = self.learned()
+            if notify is not None:
+                notify()
 
     def construct(self, scale, *inputs):
         output = self.network(*inputs)
@@ -127,5 +137,5 @@ def positions_of_parts(identity: int, keys: Any, chosen: int, dtypes: Any, shape
     if len(positions) > MAX_PARTS:
         raise ValueError(f"the network returns {len(positions)} losses beside the one to differentiate, but at most "
                          f"{MAX_PARTS} can be reported. Return fewer.")
-    _by_identity[identity].parts = tuple(str(names[i]) for i in positions)
+    _by_identity[identity].learn(tuple(str(names[i]) for i in positions))
     return tuple(positions)

@@ -12,50 +12,21 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from instrument import stats
 from instrument.schema import Merge, Metric, Schema, Scope
 
-_row_square_sums = ops.MultitypeFuncGraph("instrument_row_square_sums")
-_row_sums = ops.MultitypeFuncGraph("instrument_row_sums")
-_zeros = ops.MultitypeFuncGraph("instrument_zeros")
-_nonfinite = ops.MultitypeFuncGraph("instrument_nonfinite")
+
+def _row_square_sums(tensor, length):
+    return stats.row_square_sums(stats.as_float32(tensor), length)
 
 
-@_row_square_sums.register("Tensor", "Number")
-def _row_square_sums_of_dense(gradient, length):
-    return stats.row_square_sums(stats.as_float32(gradient), length)
+def _row_sums(tensor, length):
+    return stats.row_sums(stats.as_float32(tensor), length)
 
 
-@_row_square_sums.register("RowTensor", "Number")
-def _row_square_sums_of_sparse(gradient, length):
-    return stats.row_square_sums(stats.as_float32(stats.dense(gradient)), length)
+def _zeros(tensor):
+    return stats.zero_count(stats.as_float32(tensor))
 
 
-@_row_sums.register("Tensor", "Number")
-def _row_sums_of_dense(gradient, length):
-    return stats.row_sums(stats.as_float32(gradient), length)
-
-
-@_row_sums.register("RowTensor", "Number")
-def _row_sums_of_sparse(gradient, length):
-    return stats.row_sums(stats.as_float32(stats.dense(gradient)), length)
-
-
-@_zeros.register("Tensor")
-def _zeros_of_dense(gradient):
-    return stats.zero_count(stats.as_float32(gradient))
-
-
-@_zeros.register("RowTensor")
-def _zeros_of_sparse(gradient):
-    return stats.zero_count(stats.as_float32(stats.dense(gradient)))
-
-
-@_nonfinite.register("Tensor")
-def _nonfinite_of_dense(gradient):
-    return stats.nonfinite_count(stats.as_float32(gradient))
-
-
-@_nonfinite.register("RowTensor")
-def _nonfinite_of_sparse(gradient):
-    return stats.nonfinite_count(stats.as_float32(stats.dense(gradient)))
+def _nonfinite(tensor):
+    return stats.nonfinite_count(stats.as_float32(tensor))
 
 
 class SquareSums(nn.Cell):
@@ -71,9 +42,8 @@ class SquareSums(nn.Cell):
     def __init__(self, shapes: Sequence[tuple[int, ...]]):
         super().__init__(auto_prefix=False)
         sizes = [stats.size_of(shape) for shape in shapes]
-        self.lengths = tuple(stats.row_shape(shape)[1] for shape in shapes)
-        # Rows of one element cannot cancel; of large tensors they would be too many.
-        self.seen_lengths = tuple(1 if size <= SMALL else length for size, length in zip(sizes, self.lengths))
+        self.lengths = tuple(stats.row_length(size) for size in sizes)
+        self.seen_lengths = tuple(_seen_length(shape) for shape in shapes)
         self.segments = _segments(sizes, self.lengths)
         self.seen_segments = _segments(sizes, self.seen_lengths)
         self.number = len(sizes)
@@ -87,7 +57,7 @@ class SquareSums(nn.Cell):
         """Sum.
 
         Args:
-            tensors: Of the shapes given and any float type, a tuple; sparse (RowTensor) ones too.
+            tensors: Of the shapes given and any float type, a tuple.
 
         Returns:
             (sums of squares, witnesses), each float32 [number of tensors].
@@ -98,14 +68,19 @@ class SquareSums(nn.Cell):
                 self.segment_sum(sums, self.seen_segments, self.number))
 
 
-# Tensors of at most so many elements are looked at one by one when telling an underflow from zero.
-SMALL = stats.MANY_ROWS
+def _seen_length(shape: tuple[int, ...]) -> int:
+    """Length of the rows whose sums tell whether anything is not zero."""
+    size = stats.size_of(shape)
+    if size <= stats.MANY_ROWS:
+        return 1  # rows of one element cannot cancel; of large tensors they would be too many
+    # A parameter that is read in its own rows is not reshaped, which would copy it.
+    return shape[1] if len(shape) == 2 and 64 <= shape[1] <= 4096 else stats.row_length(size)
 
 
 def _segments(sizes: Sequence[int], lengths: Sequence[int]) -> Tensor:
     """For each sum of rows, the tensor that it belongs to."""
-    rows = [size // length for size, length in zip(sizes, lengths)]
-    return Tensor(np.repeat(np.arange(len(sizes)), [1 if n > stats.MANY_ROWS else n for n in rows]).astype(np.int32))
+    rows = [stats.number_of_row_sums(size, length) for size, length in zip(sizes, lengths)]
+    return Tensor(np.repeat(np.arange(len(sizes)), rows).astype(np.int32))
 
 
 class NormStats(nn.Cell):
@@ -154,7 +129,7 @@ class NormStats(nn.Cell):
         """Measure.
 
         Args:
-            grads: One gradient a parameter, in order, of any float type; sparse (RowTensor) ones too.
+            grads: One gradient a parameter, in order, of any float type.
 
         Returns:
             float32 [K], laid out by `schema`.

@@ -54,6 +54,11 @@ class Schema:
     """
 
     def __init__(self, metrics: Sequence[Metric]):
+        self._reported: set[str] = set()
+        self.replace(metrics)
+
+    def replace(self, metrics: Sequence[Metric]) -> None:
+        """Take other metrics: a step learns the parts of its loss when its network is compiled or called."""
         self.metrics: tuple[Metric, ...] = tuple(metrics)
         self.names: tuple[str, ...] = tuple(metric.name for metric in self.metrics)
         self._position = {name: i for i, name in enumerate(self.names)}
@@ -62,7 +67,6 @@ class Schema:
             raise ValueError(f"metric names must be unique, but these occur twice: {', '.join(twice)}. "
                              "Rename the parameter, the cell or the loss part that they come from.")
         self._count_of = [self._call_count(name) for name in self.names]
-        self._reported: set[str] = set()
 
     def _call_count(self, name: str) -> int | None:
         """Position of the call count that says whether the metric `name` was measured, if it has one."""

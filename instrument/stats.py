@@ -14,7 +14,6 @@ and GPU the plain reductions are right. The measurements are in benchmarks/kerne
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import mindspore as ms
 import numpy as np
@@ -26,16 +25,18 @@ from instrument._compat import constexpr
 # Below this a sum of squares may have lost elements that underflowed (the smallest normal float32 is 1.2e-38).
 SMALLEST_RMS = 1e-16
 
-# Rows of this length are read quickly, and a float32 sum of them is right to 1e-7; longer ones lose digits.
-_ROW_LENGTHS = range(4096, 63, -1)
+# A sum is made of rows of at most so many elements, of sums of rows, and so on: a long float32 sum loses digits (of
+# a constant, 5e-6 with 4,096 elements and 3e-7 with 256), and a short one is no slower.
+LONGEST_ROW = 256
 
 # So many sums of rows may be added one after the other, as a segment sum does; more are reduced by themselves first.
-MANY_ROWS = 512
+MANY_ROWS = 64
 
 # Primitives are made once: the functional forms (ops.square, ops.sum, ...) add a graph of their own to every call and
 # make the compile of a large network slower.
 _abs = ops.Abs()
 _cast = ops.Cast()
+_concat = ops.Concat()
 _equal = ops.Equal()
 _greatest_distance = ops.Cdist(p=math.inf)
 _is_finite = ops.IsFinite()
@@ -46,9 +47,9 @@ _max = ops.ReduceMax()
 _mul = ops.Mul()
 _not_equal = ops.NotEqual()
 _reshape = ops.Reshape()
-_segment_sum = ops.UnsortedSegmentSum()
 _select = ops.Select()
 _shape = ops.Shape()
+_slice = ops.Slice()
 _sqrt = ops.Sqrt()
 _sub = ops.Sub()
 _sum = ops.ReduceSum()
@@ -63,23 +64,34 @@ def size_of(shape: tuple[int, ...]) -> int:
 
 
 def row_length(size: int) -> int:
-    """The length of the rows that a tensor of so many elements is read in: a divisor, or all of it."""
-    return next((length for length in _ROW_LENGTHS if size % length == 0), size)
+    """The length of the rows that so many elements are read in: where it is no divisor, a shorter row is left over."""
+    if size <= LONGEST_ROW:
+        return max(size, 1)
+    return next((length for length in range(LONGEST_ROW, 63, -1) if size % length == 0), LONGEST_ROW)
 
 
-def row_shape(shape: tuple[int, ...]) -> tuple[int, int]:
-    """The (rows, length) that a tensor of this shape is read in."""
-    if any(length < 0 for length in shape):
+def number_of_row_sums(size: int, length: int) -> int:
+    """How many elements `row_sums` returns."""
+    rows = -(-size // length)
+    return rows if rows <= MANY_ROWS else 1
+
+
+@constexpr
+def _static_size(shape: tuple[int, ...]) -> int:
+    if any(length is None or length < 0 for length in shape):
         raise ValueError(f"instrument needs static shapes, but a tensor to measure has shape {shape}, where -1 is a "
                          "dynamic axis. Leave the cell out by `activations`, or do not use set_inputs with None axes.")
-    if len(shape) == 2 and shape[1] in _ROW_LENGTHS:
-        return shape[0], shape[1]  # no reshape: that of a parameter would copy it
-    size = size_of(shape)
-    length = row_length(size)
-    return size // max(length, 1), length
+    return size_of(shape)
 
 
-_row_shape = constexpr(row_shape)
+_row_length = constexpr(row_length)
+
+
+@constexpr
+def _wide_shape(size: int) -> tuple[int, int]:
+    """Long rows, for a maximum, which loses no digits."""
+    length = next((length for length in range(4096, 63, -1) if size % length == 0), size)
+    return size // length, length
 
 
 @constexpr
@@ -108,15 +120,24 @@ def as_float32(x: Tensor) -> Tensor:
     return _cast(x, ms.float32)
 
 
-def dense(gradient: Any) -> Tensor:
-    """A sparse (RowTensor) gradient as the tensor that it stands for; rows that occur twice are added."""
-    return _segment_sum(gradient.values, gradient.indices, gradient.dense_shape[0])
+def _sums_of_rows(x: Tensor, length: int) -> Tensor:
+    size = _static_size(_shape(x))
+    left = size % length
+    if left == 0:
+        return _sum(_reshape(x, (-1, length)), -1)
+    x = _reshape(x, (-1,))
+    rows = _sum(_reshape(_slice(x, (0,), (size - left,)), (-1, length)), -1)
+    return _concat((rows, _reshape(_sum(_slice(x, (size - left,), (left,))), (1,))))
 
 
 def row_sums(x: Tensor, length: int) -> Tensor:
-    """Sums of the rows of `length` elements that `x` is read in, float32 [rows], or [1] where rows are more than `MANY_ROWS`."""
-    sums = _sum(_reshape(x, (-1, length)), -1)
-    if _shape(sums)[0] > MANY_ROWS:
+    """Sums of the rows of `length` elements that `x` is read in, float32 [rows], or [1] where rows are many."""
+    sums = _sums_of_rows(x, length)
+    if _shape(sums)[0] > LONGEST_ROW:
+        sums = _sums_of_rows(sums, LONGEST_ROW)
+    if _shape(sums)[0] > LONGEST_ROW:
+        sums = _sums_of_rows(sums, LONGEST_ROW)
+    if _static_size(_shape(x)) > MANY_ROWS * length:
         sums = _reshape(_sum(sums), (1,))
     return sums
 
@@ -129,7 +150,7 @@ def row_square_sums(x: Tensor, length: int) -> Tensor:
 def element_sum(x: Tensor) -> Tensor:
     """Sum of all elements, float32 scalar."""
     if _on_cpu():
-        return _sum(_sum(_reshape(x, _row_shape(_shape(x))), -1))
+        return _sum(row_sums(x, _row_length(_static_size(_shape(x)))))
     return _sum(x)
 
 
@@ -141,7 +162,7 @@ def square_sum(x: Tensor) -> Tensor:
 def absolute_maximum(x: Tensor) -> Tensor:
     """Largest magnitude, float32 scalar. A NaN may be passed over: on a CPU no maximum of MindSpore reports it reliably."""
     if _on_cpu():
-        rows = _reshape(x, _row_shape(_shape(x)))
+        rows = _reshape(x, _wide_shape(_static_size(_shape(x))))
         return _max(_reshape(_greatest_distance(rows, _zero_row(_shape(rows)[1])), (-1,)))
     return _max(_abs(x))
 

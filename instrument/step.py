@@ -110,6 +110,7 @@ class InstrumentedStep(nn.TrainOneStepCell):
                  max_grad_norm: float | None = None, accumulate: int = 1, loss_key: LossKey = None,
                  activations: Activations = "blocks", activation_stats: Sequence[str] = DEFAULT_STATS,
                  activation_gradients: bool = False, per_parameter: bool = True, counts: bool = False):
+        nn.Cell.__init__(self, auto_prefix=False)  # first, because the destructor of 2.0.0 fails on less than a Cell
         _compat.warn_if_untested()
         check_arguments(network, optimizer, loss_scale=loss_scale, max_grad_norm=max_grad_norm, accumulate=accumulate,
                         loss_key=loss_key, activation_stats=activation_stats)
@@ -125,12 +126,13 @@ class InstrumentedStep(nn.TrainOneStepCell):
         self.max_grad_norm = max_grad_norm
         self.accumulate = accumulate
         # Everything below stays outside the Cell tree: it is in no checkpoint and renames nothing.
-        self._hide("outputs", LossOutputs(network, loss_key, self.scaled))
+        self._hide("outputs", LossOutputs(network, loss_key, self.scaled, weakref.WeakMethod(self._name_metrics)))
         self._hide("norm_stats", NormStats(self.weights, frozen=frozen_weights(network, self.weights),
                                            per_parameter=per_parameter, counts=counts))
         self._hide("step_count", state("step", np.zeros((), np.int32)))
         statistics = [statistics_of(cell, activation_stats, counts) for _, cell in chosen]
         self._hide("taps", Taps(chosen, statistics, activation_gradients, self) if chosen else None)
+        self._hide("_schema", Schema([]))
         try:
             self._build()
         except BaseException:
@@ -147,7 +149,7 @@ class InstrumentedStep(nn.TrainOneStepCell):
         targets = ParameterTuple([*self.weights, *slots])
         self._hide("value_and_grad", ops.value_and_grad(self.outputs, None, targets, has_aux=True))
         self._hide("activation_stats", ActivationStats(self.taps, self.scaled) if self.taps else None)
-        self._hide("_schema", self._make_schema())
+        self._name_metrics()
         self.has_taps = bool(slots)
         self.weight_count = len(self.weights)
         if self.accumulate > 1:
@@ -162,13 +164,10 @@ class InstrumentedStep(nn.TrainOneStepCell):
 
     @property
     def schema(self) -> Schema:
-        """The metrics of `stats`, in order. The parts of a loss with several are in it from the first call on."""
-        if self._schema_parts != self.outputs.parts:
-            self._hide("_schema", self._make_schema())
+        """The metrics of `stats`, in order. The parts of a loss that has several are in it from the first call on."""
         return self._schema
 
-    def _make_schema(self) -> Schema:
-        self._hide("_schema_parts", self.outputs.parts)
+    def _name_metrics(self) -> None:
         metrics = [Metric("step", "step", "global", "identical"), Metric("loss", "loss", "local", "mean")]
         metrics += [Metric(f"loss/{part}", "loss", "local", "mean") for part in self.outputs.parts]
         if self.scaled:
@@ -176,8 +175,7 @@ class InstrumentedStep(nn.TrainOneStepCell):
                         Metric("skipped", "flag", "global", "identical")]
         if self.max_grad_norm is not None:
             metrics.append(Metric("grad/norm_clipped", "1", "global", "identical"))
-        metrics += self.norm_stats.schema.metrics
-        return Schema(metrics + (self.taps.metrics() if self.taps else []))
+        self._schema.replace(metrics + list(self.norm_stats.schema.metrics) + (self.taps.metrics() if self.taps else []))
 
     def _make_loss_scale(self, loss_scale: LossScale) -> None:
         self.loss_scaling_manager = None
@@ -212,7 +210,7 @@ class InstrumentedStep(nn.TrainOneStepCell):
             self.taps.remove()
             self._hide("taps", None)
             self._build()
-            self.compile_cache.clear()
+            getattr(self, "compile_cache", set()).clear()  # the next call compiles anew, without taps
 
     def compile(self, *args: Any, **kwargs: Any) -> Any:
         """Compile the graph for these inputs, as `nn.Cell.compile` does."""

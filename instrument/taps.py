@@ -167,7 +167,8 @@ def construct(self, *args, **kwargs):  # the name matters: the executor parses t
 def tapped_class(cell: nn.Cell, tap: Tap, gate: Gate, owner: Any) -> type:
     """A subclass of the class of `cell` whose construct measures what the original one returns."""
     own = type(cell)
-    about = {"__module__": own.__module__, "__doc__": own.__doc__, "__qualname__": own.__qualname__}
+    # The compiler of 2.0.0 merges cells whose classes have one module and qualified name: this one is of one cell.
+    about = {"__module__": own.__module__, "__doc__": own.__doc__, "__qualname__": f"{own.__qualname__}@{tap.cell_name}"}
     # The compiler takes super() for that of the object's own class, so that a method of `own` would find itself there.
     # A class between ours and `own` holds what the methods of `own` override, and ours the methods of `own`.
     above = super(own, cell)  # type: ignore[arg-type, misc]

@@ -10,7 +10,7 @@ MODES = {"graph": ms.GRAPH_MODE, "pynative": ms.PYNATIVE_MODE}
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "compiles: compiles a graph without the `mode` fixture, so it runs after the fast tests")
+    config.addinivalue_line("markers", "compiles: compiles graphs without the `mode` fixture, so it runs after the fast tests")
     ms.set_context(mode=ms.GRAPH_MODE, device_target="CPU")
 
 

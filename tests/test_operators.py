@@ -95,7 +95,8 @@ def added(request, tmp_path_factory, batch, plain):
     network = MLP()
     step = InstrumentedStep(network, nn.Momentum(network.trainable_params(), 0.1, 0.9),
                             loss_scale=nn.DynamicLossScaleUpdateCell(1024, 2, 100), max_grad_norm=1.0, accumulate=2,
-                            activations="leaves", activation_stats=ALL_STATS, activation_gradients=True, counts=True).set_train()
+                            activations="leaves", activation_stats=ALL_STATS, activation_gradients=True, counts=True)
+    step.set_train()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("instrument._compat.device_target", lambda: request.param)
         return operators_of(step, tmp_path_factory.mktemp("instrumented"), *batch) - plain

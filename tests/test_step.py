@@ -98,8 +98,8 @@ def test_activations_and_their_gradients_equal_the_twin(mode, measured):
                     assert abs(values[f"{group}/{stat}/{cell}"] - expected[stat]) <= TOLERANCE * scale, (group, stat, cell)
 
 
-OPTIMIZERS = {"SGD": lambda p: nn.SGD(p, 0.05), "Momentum": lambda p: nn.Momentum(p, 0.05, 0.9), "Adam": lambda p: nn.Adam(p, 0.01),
-              "AdamWeightDecay": lambda p: nn.AdamWeightDecay(p, 0.01, weight_decay=0.1)}
+OPTIMIZERS = {"SGD": lambda p: nn.SGD(p, 0.05), "Momentum": lambda p: nn.Momentum(p, 0.05, 0.9),
+              "Adam": lambda p: nn.Adam(p, 0.01), "AdamWeightDecay": lambda p: nn.AdamWeightDecay(p, 0.01, weight_decay=0.1)}
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

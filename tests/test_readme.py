@@ -1,0 +1,169 @@
+"""What the README says is so: its Python runs, and its table of metrics is the schema's."""
+import importlib.util
+import inspect
+import json
+import re
+import sys
+from pathlib import Path
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Tensor, nn, ops
+
+from instrument import InstrumentedStep, NormStats, TrainingMonitor
+from instrument.learning_rate import learning_rates
+from instrument.taps import ALL_STATS
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text("utf-8")
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+MONITOR = "monitor"
+
+
+@pytest.fixture
+def run_block(tmp_path, monkeypatch):
+    """Runs a block of the README in an empty working directory; returns its namespace."""
+    names = []
+
+    def run(number):
+        name = f"readme_block_{number}"
+        file = tmp_path / f"{name}.py"
+        file.write_text(BLOCKS[number], "utf-8")  # a file, because MindSpore compiles from the source
+        spec = importlib.util.spec_from_file_location(name, file)
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.chdir(tmp_path)
+        names.append(name)
+        sys.modules[name] = module  # the graph compiler imports the module of a construct by its name
+        spec.loader.exec_module(module)
+        return vars(module)
+
+    yield run
+    for name in names:
+        del sys.modules[name]
+    ms.set_context(mode=ms.GRAPH_MODE)
+
+
+@pytest.mark.compiles
+def test_the_first_block_trains_and_leaves_a_run(run_block, tmp_path, capsys):
+    names = run_block(0)
+    assert "name='grad/norm', unit='1', scope='global'" in capsys.readouterr().out
+    # 256 rows in batches of 32, three epochs, after one step by hand
+    records = [json.loads(line) for line in (tmp_path / "runs/first/metrics-00000.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records] == list(range(2, 26))
+    assert records[-1]["loss"] < names["values"]["loss"]
+    for file in re.findall(r"^\| `(\S+)` \|", README[README.index("| file |"):README.index("A line of")], re.MULTILINE):
+        assert list((tmp_path / "runs/first").glob(file)), file
+    undocumented = [name for name in records[0] if name != "time" and not _rows_of(name)]
+    assert not undocumented and {"learning_rate", "step_time"} <= set(records[0])
+
+
+@pytest.mark.compiles
+def test_the_loop_of_value_and_grad_runs(run_block):
+    values = run_block(1)["values"]
+    assert values["grad/norm"] > 0 and values["weight/norm"] > 0
+
+
+@pytest.mark.compiles
+def test_the_loop_of_value_and_grad_runs_in_pynative_mode(run_block):
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+    assert run_block(1)["values"]["grad/norm"] > 0
+
+
+@pytest.mark.compiles
+def test_loss_scaling_clipping_and_accumulation_run(run_block):
+    values = run_block(2)["values"]
+    assert values["step"] == 2 and values["loss_scale"] == 2 ** 16 and values["skipped"] == 0
+    assert values["grad/norm_clipped"] == pytest.approx(min(values["grad/norm"], 1), rel=1e-6)  # float32
+
+
+@pytest.mark.compiles
+def test_several_losses_run(run_block):
+    values = run_block(3)["values"]
+    assert values["loss"] == pytest.approx(values["loss/box"] + 0.5 * values["loss/class"], rel=1e-6)  # float32
+
+
+@pytest.mark.compiles
+def test_the_choice_of_cells_runs(run_block):
+    names = run_block(4)["step"].schema.names
+    assert "activation_grad/zero_fraction/_backbone.1" in names and "activation/rms/_backbone.2" in names
+    assert not any(name.startswith("grad/norm/") for name in names)
+
+
+def test_every_python_block_is_run():
+    assert len(BLOCKS) == 5
+
+
+class _Parts(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(4, 4)
+        self.act = nn.ReLU()
+
+    def construct(self, x):
+        loss = ops.ReduceMean()(self.act(self.dense(x)))
+        return {"total": loss, "part": loss * 2}
+
+
+def _metrics(**kwargs):
+    network = _Parts()
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+    step = InstrumentedStep(network, nn.SGD(network.trainable_params(), 0.1), **kwargs)
+    if "loss_key" in kwargs:
+        step(Tensor(np.ones((2, 4), np.float32)))
+    ms.set_context(mode=ms.GRAPH_MODE)
+    return step.schema.metrics
+
+
+def _table():
+    """`{name or pattern: (unit, scope, present)}` of the README's table of metrics."""
+    rows = re.findall(r"^\| `([^`]+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \|", README[README.index("## Metrics"):], re.MULTILINE)
+    assert len(rows) == len({row[0] for row in rows}) > 20
+    return {name: (unit, scope, present) for name, unit, scope, present in rows}
+
+
+def _rows_of(name):
+    return [row for row in _table() if re.fullmatch("(.+)".join(map(re.escape, re.split("<[a-z]+>", row))), name)]
+
+
+def test_every_metric_is_in_the_table_and_every_row_is_a_metric():
+    table, seen = _table(), set()
+    for metric in _metrics(loss_scale=8.0, max_grad_norm=1.0, loss_key="total", activations="leaves", counts=True,
+                           activation_gradients=True):
+        rows = _rows_of(metric.name)
+        assert len(rows) == 1, metric.name
+        assert table[rows[0]][:2] == (metric.unit, metric.scope), metric.name
+        seen.add(rows[0])
+    parameters = list(nn.Dense(2, 2).trainable_params())
+    grouped = nn.SGD([{"params": parameters[:1], "lr": 0.1}, {"params": parameters[1:], "lr": 0.2}], 0.1)
+    assert all(_rows_of(name) == ["learning_rate/<group>"] for name in learning_rates(grouped))
+    assert set(table) - seen == {row for row, (*_, present) in table.items() if present == MONITOR}
+
+
+def test_what_is_always_present_is_all_of_the_smallest_vector():
+    names = [metric.name for metric in _metrics(activations=None, per_parameter=False)]
+    assert set(names) == {row for row, (*_, present) in _table().items() if present == "always"}
+
+
+def test_what_is_present_by_default_is_marked():
+    rows = {_rows_of(metric.name)[0] for metric in _metrics(activations="leaves")}
+    assert rows == {row for row, (*_, present) in _table().items()
+                    if present == "always" or ("*" in present and "`counts`" not in present.split(";")[0])}
+
+
+def test_norm_stats_has_the_metrics_that_are_told():
+    names = NormStats(nn.Dense(2, 2).trainable_params(), counts=True).schema.names
+    assert {_rows_of(name)[0] for name in names} == {row for row in _table() if re.match("(grad|weight)/", row)} \
+        - {"grad/norm_clipped"}
+
+
+@pytest.mark.parametrize("owner", [InstrumentedStep, TrainingMonitor])
+def test_every_argument_is_told(owner):
+    for name in list(inspect.signature(owner).parameters)[owner is InstrumentedStep and 2:]:
+        assert re.search(rf"\b{name}\b", README), name
+    assert all(f"`{stat}`" in README for stat in ALL_STATS)
+
+
+def test_files_that_are_linked_exist():
+    links = re.findall(r"\]\((?!http)([^)]+)\)", README)
+    assert len(links) >= 3 and all((ROOT / link).exists() for link in links)
