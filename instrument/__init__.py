@@ -18,12 +18,12 @@ from instrument.schema import Metric, Schema
 if TYPE_CHECKING:
     from instrument.monitor import TrainingMonitor
     from instrument.norms import NormStats
-    from instrument.step import InstrumentedStep
+    from instrument.step import InstrumentedStep, remove_taps
 
-__all__ = ["InstrumentedStep", "Metric", "NormStats", "Schema", "TrainingMonitor"]
+__all__ = ["InstrumentedStep", "Metric", "NormStats", "Schema", "TrainingMonitor", "remove_taps"]
 
 # Imported on first use: they need MindSpore, which takes seconds, and which tools that read runs do without.
-_LAZY = {"InstrumentedStep": "step", "NormStats": "norms", "TrainingMonitor": "monitor"}
+_LAZY = {"InstrumentedStep": "step", "NormStats": "norms", "TrainingMonitor": "monitor", "remove_taps": "step"}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,7 @@
 """Everything that can be said against the arguments of `InstrumentedStep` before anything is touched."""
 from __future__ import annotations
 
+import numbers
 from typing import Any
 
 import mindspore as ms
@@ -35,14 +36,12 @@ def check_arguments(network: Any, optimizer: Any, *, loss_scale: Any, max_grad_n
                          "with the trainable_params() of this very network, not of a copy.")
     if max_grad_norm is not None and not (is_number(max_grad_norm) and 0 < max_grad_norm < float("inf")):
         raise ValueError(f"`max_grad_norm` must be a positive number or None (no clipping), but it is {max_grad_norm!r}.")
-    if not isinstance(accumulate, int) or isinstance(accumulate, bool) or accumulate < 1:
+    if not isinstance(accumulate, numbers.Integral) or isinstance(accumulate, bool) or accumulate < 1:
         raise ValueError(f"`accumulate` must be a whole number of calls from 1, but it is {accumulate!r}.")
     if loss_key is not None and (not isinstance(loss_key, (str, int)) or isinstance(loss_key, bool)):
         raise TypeError(f"`loss_key` must be a key (str), an index (int) or None, but it is {loss_key!r}.")
     check_loss_scale(loss_scale)
-    unknown = [stat for stat in ([activation_stats] if isinstance(activation_stats, str) else activation_stats)
-               if stat not in ALL_STATS]
-    if unknown or isinstance(activation_stats, str):
+    if not isinstance(activation_stats, (list, tuple)) or any(stat not in ALL_STATS for stat in activation_stats):
         raise ValueError(f"`activation_stats` must be a sequence out of {', '.join(ALL_STATS)}, but it is "
                          f"{activation_stats!r}.")
     _compat.check_parallel_mode()
@@ -67,4 +66,4 @@ def check_loss_scale(loss_scale: Any) -> None:
 
 def is_number(value: Any) -> bool:
     """Whether this is a real number and no flag."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)

@@ -112,11 +112,16 @@ def position_of_loss(loss_key: LossKey, keys: Any) -> int:
             raise ValueError(f"loss_key={loss_key!r} does not exist: the network returns one value. Leave loss_key out.")
         return 0
     names = list(range(keys)) if isinstance(keys, int) else list(keys)
+    if not names:
+        raise ValueError("the loss must be among the outputs of the network, but it returns none.")
+    if len({str(name) for name in names}) < len(names):
+        raise ValueError(f"the network returns losses under keys that have one name: {names}. Rename them.")
     if loss_key is None:
         return 0
     if loss_key not in names:
         near = difflib.get_close_matches(str(loss_key), [str(name) for name in names], n=3, cutoff=0.1)
-        raise ValueError(f"loss_key={loss_key!r} does not exist: the network returns {names}. Near: {', '.join(near)}.")
+        raise ValueError(f"loss_key={loss_key!r} does not exist: the network returns {names}."
+                         + (f" Near: {', '.join(near)}." if near else ""))
     return names.index(loss_key)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Union
 
@@ -36,10 +37,9 @@ def select_cells(network: nn.Cell, activations: Activations) -> NamedCells:
     if activations is None:
         return []
     if activations == "blocks":
-        chosen = _blocks(network, cells) or _leaves(cells)
-        return [pair for pair in chosen if why_unmeasurable(pair[1]) is None]
+        return _measurable(_blocks(network, cells) or _leaves(cells))
     if activations == "leaves":
-        return [pair for pair in _leaves(cells) if why_unmeasurable(pair[1]) is None]
+        return _measurable(_leaves(cells))
     chosen = _explicit(cells, activations)
     for name, cell in chosen:
         reason = why_unmeasurable(cell)
@@ -47,6 +47,16 @@ def select_cells(network: nn.Cell, activations: Activations) -> NamedCells:
             raise ValueError(f"cell {name!r} ({type(cell).__name__}) cannot be measured: {reason}. "
                              "Choose other cells by the argument `activations`.")
     return chosen
+
+
+def _measurable(chosen: NamedCells) -> NamedCells:
+    """What of a default choice can be measured, with one warning about what cannot."""
+    reasons = {name: why_unmeasurable(cell) for name, cell in chosen}
+    left_out = [name for name, reason in reasons.items() if reason]
+    if left_out:
+        warnings.warn(f"{len(left_out)} of {len(chosen)} cells are not measured, {left_out[0]!r} for example: "
+                      f"{reasons[left_out[0]]}.", stacklevel=4)
+    return [(name, cell) for name, cell in chosen if reasons[name] is None]
 
 
 def why_unmeasurable(cell: nn.Cell) -> str | None:
@@ -62,7 +72,7 @@ def why_unmeasurable(cell: nn.Cell) -> str | None:
 
 def can_be_exactly_zero(cell: nn.Cell) -> bool:
     """Whether the cell is an activation function that sends an interval to exact zero, such as ReLU."""
-    names = ("ReLU", "ReLU6", "HSwish", "HSigmoid", "SoftShrink", "HShrink", "Threshold", "Hardtanh", "Dropout")
+    names = ("ReLU", "ReLU6", "HSwish", "HSigmoid", "SoftShrink", "HShrink", "Threshold", "Dropout")
     return any(base.__name__ in names for base in type(cell).__mro__)
 
 

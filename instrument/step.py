@@ -21,7 +21,7 @@ from instrument.losses import MAX_PARTS, LossKey, LossOutputs
 from instrument.norms import NormStats
 from instrument.schema import Metric, Schema
 from instrument.select import Activations, can_be_exactly_zero, select_cells
-from instrument.taps import DEFAULT_STATS, ActivationStats, Taps, release
+from instrument.taps import DEFAULT_STATS, ActivationStats, Taps, check_free, owners_of, release
 
 LossScale = Union[float, Tensor, nn.Cell, None]
 
@@ -117,6 +117,7 @@ class InstrumentedStep(nn.TrainOneStepCell):
         check_no_other_step(network)
         release(network)
         chosen = select_cells(network, activations)
+        check_free(chosen)
         super().__init__(network, optimizer)
         self.exits_on_request = bool(getattr(self, "use_graceful_exit", False))  # the stock step's, 2.5 and later
         self.map = ops.HyperMap()
@@ -124,7 +125,10 @@ class InstrumentedStep(nn.TrainOneStepCell):
         self.scaled = loss_scale is not None
         self._make_loss_scale(loss_scale)
         self.max_grad_norm = max_grad_norm
+        self.ceiling = Tensor([max_grad_norm or 0.0], ms.float32)
         self.accumulate = accumulate
+        # Tensors, because with numbers 2.10 makes operators that no platform is documented for.
+        self.calls_an_update = Tensor(accumulate, ms.int32)
         # Everything below stays outside the Cell tree: it is in no checkpoint and renames nothing.
         self._hide("outputs", LossOutputs(network, loss_key, self.scaled, weakref.WeakMethod(self._name_metrics)))
         self._hide("norm_stats", NormStats(self.weights, frozen=frozen_weights(network, self.weights),
@@ -240,7 +244,7 @@ class InstrumentedStep(nn.TrainOneStepCell):
         loss_sums = self.loss_sums + pad(losses, LOSSES)
         calls = self.micro_step + 1
         length = self.length_without_losses + losses.shape[0]
-        if calls == self.accumulate:
+        if ops.Equal()(calls, self.calls_an_update):
             means = self.map(ops.partial(gradients.mean, self.share), grads[:self.weight_count], sums[:self.weight_count])
             done, stats = self._update(loss_sums[:losses.shape[0]] * self.share, means, sums[self.weight_count:])
             ops.assign(self.last_stats, pad(stats, self.last_stats.shape[0]))
@@ -280,7 +284,7 @@ class InstrumentedStep(nn.TrainOneStepCell):
             overflow = measure.is_nonfinite(norm)
             head = head + (ops.reshape(scale, (1,)), overflow, overflow)
         if self.max_grad_norm is not None:
-            factor = self.max_grad_norm / ops.maximum(norm, self.max_grad_norm)
+            factor = ops.RealDiv()(self.ceiling, ops.Maximum()(norm, self.ceiling))
             head = head + (norm * factor,)
             grads = self.map(ops.partial(gradients.clip, ops.reshape(factor, ())), grads)
         head = head + (norms,)
@@ -307,7 +311,19 @@ def check_no_other_step(network: nn.Cell) -> None:
         gc.collect()  # Cells refer to each other, so a step that was let go of may still wait for the collector
     if id(network) in _steps:
         raise ValueError("`network` already has an InstrumentedStep. Use one step a network, or call remove_taps() on the "
-                         "other step first.")
+                         "other step first; instrument.remove_taps(network) does so where nothing refers to it any more "
+                         "(MindSpore itself keeps a compiled cell).")
+
+
+def remove_taps(network: nn.Cell) -> None:
+    """Take all taps off a network, whichever step they are of; that step goes on without activation statistics.
+
+    Args:
+        network: A network that an `InstrumentedStep` was made around, or a part of it.
+    """
+    for step in {*owners_of(network), _steps.get(id(network))} - {None}:
+        step.remove_taps()
+    release(network)
 
 
 def state(name: str, value: np.ndarray) -> Parameter:

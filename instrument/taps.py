@@ -287,19 +287,28 @@ def _strip(cell: nn.Cell) -> None:
         cell.__class__ = vars(type(cell))["_instrument_class"]
 
 
-def release(network: nn.Cell) -> None:
-    """Take off taps that came with a copy of a network, or whose step is gone.
+def owners_of(network: nn.Cell) -> list[Any]:
+    """The steps in use that have taps on cells of this network."""
+    owners = [vars(type(cell)).get("_instrument_owner", lambda: None)() for _, cell in network.cells_and_names()]
+    return [owner for owner in owners if owner is not None]
 
-    Raises:
-        ValueError: A cell has a tap of a step that is still in use.
-    """
-    for name, cell in network.cells_and_names():
+
+def release(network: nn.Cell) -> None:
+    """Take off taps that came with a copy of a network, or whose step is gone."""
+    for _, cell in network.cells_and_names():
+        owner = vars(type(cell)).get("_instrument_owner", lambda: None)()
+        if owner is None or not owner.owns(cell):
+            _strip(cell)
+
+
+def check_free(chosen: NamedCells) -> None:
+    """ValueError where a cell has a tap of a step that is still in use."""
+    for name, cell in chosen:
         if "_instrument_tap" not in vars(type(cell)):
             continue
-        owner = vars(type(cell))["_instrument_owner"]
-        if owner() is not None and owner().owns(cell):
-            gc.collect()  # Cells refer to each other, so a step that was let go of may still wait for the collector
-            if owner() is not None:
-                raise ValueError(f"cell {name!r} is already measured by another InstrumentedStep. Use one step a network, "
-                                 "or call remove_taps() on the other step first.")
+        gc.collect()  # Cells refer to each other, so a step that was let go of may still wait for the collector
+        if vars(type(cell))["_instrument_owner"]() is not None:
+            raise ValueError(f"cell {name!r} is already measured by another InstrumentedStep. Use one step a network, or "
+                             "call remove_taps() on the other step first; instrument.remove_taps(network) does so where "
+                             "nothing refers to it any more.")
         _strip(cell)
