@@ -66,6 +66,15 @@ def is_recomputed(cell: nn.Cell) -> bool:
     return bool(getattr(cell, "_has_config_recompute", False))  # set on the cell and all below it, 2.0.0 to 2.10.0
 
 
+# PyNative mode of 2.1 and later hangs its recomputation below the cell, as a child of this name.
+RECOMPUTE_CELL = "_recompute_cell"
+
+
+def children(cell: nn.Cell) -> list[nn.Cell]:
+    """The cells right below this one, without what MindSpore itself hangs there."""
+    return [child for name, child in cell.name_cells().items() if name != RECOMPUTE_CELL]
+
+
 def has_custom_bprop(cell: nn.Cell) -> bool:
     """Whether the cell's class gives its own gradient."""
     return hasattr(type(cell), "bprop")

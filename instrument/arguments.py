@@ -25,7 +25,7 @@ def check_arguments(network: Any, optimizer: Any, *, loss_scale: Any, max_grad_n
         raise ValueError(f"`optimizer` must be an optimizer Cell with parameters, but {type(optimizer).__name__} has none. "
                          "Make it with network.trainable_params(), which must not be empty.")
     for name, cell in network.cells_and_names():
-        if getattr(cell, "sparse", False) is True:
+        if isinstance(cell, (nn.EmbeddingLookup, nn.MultiFieldEmbeddingLookup)) and cell.sparse:
             raise ValueError(f"cell {name!r} ({type(cell).__name__}) has sparse=True: MindSpore's compiler gives no type to "
                              "what is computed of a sparse gradient, so its norm cannot be measured. Make it with "
                              "sparse=False, or use nn.Embedding.")

@@ -33,7 +33,8 @@ def select_cells(network: nn.Cell, activations: Activations) -> NamedCells:
         ValueError: An expression or a type matches nothing, or a cell is named that cannot be measured.
         TypeError: `activations` is none of these.
     """
-    cells = [(name, cell) for name, cell in network.cells_and_names() if name]
+    cells = [(name, cell) for name, cell in network.cells_and_names()
+             if name and not name.endswith(_compat.RECOMPUTE_CELL)]
     if activations is None:
         return []
     if activations == "blocks":
@@ -120,7 +121,7 @@ def _is_activation_function(cell: nn.Cell) -> bool:
 
 def _leaves(cells: NamedCells) -> NamedCells:
     return [(name, cell) for name, cell in cells
-            if not list(cell.cells()) and (_owns_parameter(cell) or _is_activation_function(cell))]
+            if not _compat.children(cell) and (_owns_parameter(cell) or _is_activation_function(cell))]
 
 
 def _blocks(network: nn.Cell, cells: NamedCells) -> NamedCells:
@@ -139,10 +140,10 @@ def _blocks(network: nn.Cell, cells: NamedCells) -> NamedCells:
 
 def _repeated(cell: nn.Cell) -> Iterator[nn.Cell]:
     """Members of the outermost containers of like cells: transformer blocks, residual blocks."""
-    for child in cell.cells():
-        members = list(child.cells()) if isinstance(child, _CONTAINERS) else []
+    for child in _compat.children(cell):
+        members = _compat.children(child) if isinstance(child, _CONTAINERS) else []
         alike = len({type(member) for member in members}) == 1 and not isinstance(members[0], _CONTAINERS)
-        composite = alike and bool(list(members[0].cells()))
+        composite = alike and bool(_compat.children(members[0]))
         if alike and (composite or len(members) > 1) and _owns_parameter(members[0]):
             yield from members
         else:
