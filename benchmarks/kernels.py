@@ -128,7 +128,7 @@ def seconds(run) -> float:
 def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 11
     ms.set_context(mode=ms.GRAPH_MODE, device_target="CPU")
-    print(f"{platform.processor() or platform.machine()}, {psutil.cpu_count()} cores; MindSpore {ms.__version__}, CPU, graph mode")
+    print(f"{platform.processor() or platform.machine()}, {psutil.cpu_count()} cores; MindSpore {ms.__version__}, CPU, graph")
     one = Tensor(1.0, ms.float32)
     results = []
     for label, shape in SHAPES.items():

@@ -29,8 +29,15 @@ def _nonfinite(tensor):
     return stats.nonfinite_count(stats.as_float32(tensor))
 
 
+# Tensors of at most so many elements are not summed in kernels of their own, but with all the others.
+SMALL = 4096
+
+# A segment sum adds one element after the other: it is given few at a time.
+CHUNK = 64
+
+
 class SquareSums(nn.Cell):
-    """Sums of squares of many tensors with few operators: two a tensor, and the sums of all rows are added at once.
+    """Sums of squares of many tensors with few operators: one or two a tensor, and the rest for all at once.
 
     A launch costs as much as the arithmetic on a small tensor, and loops over a tuple compile several times as slowly
     as a map: hence this shape. Beside each sum comes what tells an underflow from zero, see `stats.root`.
@@ -42,16 +49,14 @@ class SquareSums(nn.Cell):
     def __init__(self, shapes: Sequence[tuple[int, ...]]):
         super().__init__(auto_prefix=False)
         sizes = [stats.size_of(shape) for shape in shapes]
-        self.lengths = tuple(stats.row_length(size) for size in sizes)
+        self.lengths = tuple(1 if size <= SMALL else stats.row_length(size) for size in sizes)
         self.seen_lengths = tuple(_seen_length(shape) for shape in shapes)
-        self.segments = _segments(sizes, self.lengths)
-        self.seen_segments = _segments(sizes, self.seen_lengths)
-        self.number = len(sizes)
+        self.sums = _SegmentSums([stats.number_of_row_sums(*pair) for pair in zip(sizes, self.lengths)])
+        self.seen_sums = _SegmentSums([stats.number_of_row_sums(*pair) for pair in zip(sizes, self.seen_lengths)])
         self.elements = Tensor(np.array(sizes, np.float32))
         self.abs = ops.Abs()
         self.concat = ops.Concat()
         self.map = ops.HyperMap()
-        self.segment_sum = ops.UnsortedSegmentSum()
 
     def construct(self, tensors):
         """Sum.
@@ -63,24 +68,33 @@ class SquareSums(nn.Cell):
             (sums of squares, witnesses), each float32 [number of tensors].
         """
         squares = self.concat(self.map(_row_square_sums, tensors, self.lengths))
-        sums = self.abs(self.concat(self.map(_row_sums, tensors, self.seen_lengths)))
-        return (self.segment_sum(squares, self.segments, self.number),
-                self.segment_sum(sums, self.seen_segments, self.number))
+        seen = self.abs(self.concat(self.map(_row_sums, tensors, self.seen_lengths)))
+        return self.sums(squares), self.seen_sums(seen)
+
+
+class _SegmentSums(nn.Cell):
+    """Sums of consecutive parts of a vector, in two stages. Args: lengths: of the parts."""
+
+    def __init__(self, lengths: Sequence[int]):
+        super().__init__(auto_prefix=False)
+        chunks = [-(-length // CHUNK) for length in lengths]
+        starts = np.cumsum([0, *chunks])
+        first = np.concatenate([start + np.arange(length) // CHUNK for start, length in zip(starts, lengths)])
+        self.first, self.chunks = Tensor(first.astype(np.int32)), int(starts[-1])
+        self.second, self.parts = Tensor(np.repeat(np.arange(len(lengths)), chunks).astype(np.int32)), len(lengths)
+        self.segment_sum = ops.UnsortedSegmentSum()
+
+    def construct(self, vector):
+        return self.segment_sum(self.segment_sum(vector, self.first, self.chunks), self.second, self.parts)
 
 
 def _seen_length(shape: tuple[int, ...]) -> int:
     """Length of the rows whose sums tell whether anything is not zero."""
     size = stats.size_of(shape)
-    if size <= stats.MANY_ROWS:
+    if size <= SMALL:
         return 1  # rows of one element cannot cancel; of large tensors they would be too many
     # A parameter that is read in its own rows is not reshaped, which would copy it.
     return shape[1] if len(shape) == 2 and 64 <= shape[1] <= 4096 else stats.row_length(size)
-
-
-def _segments(sizes: Sequence[int], lengths: Sequence[int]) -> Tensor:
-    """For each sum of rows, the tensor that it belongs to."""
-    rows = [stats.number_of_row_sums(size, length) for size, length in zip(sizes, lengths)]
-    return Tensor(np.repeat(np.arange(len(sizes)), rows).astype(np.int32))
 
 
 class NormStats(nn.Cell):

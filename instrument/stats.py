@@ -25,12 +25,13 @@ from instrument._compat import constexpr
 # Below this a sum of squares may have lost elements that underflowed (the smallest normal float32 is 1.2e-38).
 SMALLEST_RMS = 1e-16
 
-# A sum is made of rows of at most so many elements, of sums of rows, and so on: a long float32 sum loses digits (of
-# a constant, 5e-6 with 4,096 elements and 3e-7 with 256), and a short one is no slower.
+# A sum is made of rows of at most so many elements, and of the sums of rows: a long float32 sum loses digits (of a
+# constant, 5e-6 with 4,096 elements and 3e-7 with 256), and a short one is no slower.
 LONGEST_ROW = 256
 
-# So many sums of rows may be added one after the other, as a segment sum does; more are reduced by themselves first.
-MANY_ROWS = 64
+# More sums of rows than this are made into sums of rows once more before they are added.
+MANY_SUMS = 1024
+VERY_MANY_SUMS = 4096
 
 # Primitives are made once: the functional forms (ops.square, ops.sum, ...) add a graph of their own to every call and
 # make the compile of a large network slower.
@@ -51,6 +52,7 @@ _select = ops.Select()
 _shape = ops.Shape()
 _slice = ops.Slice()
 _sqrt = ops.Sqrt()
+_stack = ops.Stack()
 _sub = ops.Sub()
 _sum = ops.ReduceSum()
 
@@ -73,7 +75,7 @@ def row_length(size: int) -> int:
 def number_of_row_sums(size: int, length: int) -> int:
     """How many elements `row_sums` returns."""
     rows = -(-size // length)
-    return rows if rows <= MANY_ROWS else 1
+    return -(-rows // LONGEST_ROW) if length > 1 and rows > VERY_MANY_SUMS else rows
 
 
 @constexpr
@@ -110,9 +112,8 @@ def _zero_row(length: int) -> Tensor:
 
 
 @constexpr
-def element_count(shape: tuple[int, ...]) -> Tensor:
-    """The number of elements as a float32 constant."""
-    return Tensor(float(size_of(shape)), ms.float32)
+def _calls_and_elements(shape: tuple[int, ...], has_calls: bool, has_elements: bool) -> Tensor:
+    return Tensor([1.0] * has_calls + [float(size_of(shape))] * has_elements, ms.float32)
 
 
 def as_float32(x: Tensor) -> Tensor:
@@ -131,14 +132,16 @@ def _sums_of_rows(x: Tensor, length: int) -> Tensor:
 
 
 def row_sums(x: Tensor, length: int) -> Tensor:
-    """Sums of the rows of `length` elements that `x` is read in, float32 [rows], or [1] where rows are many."""
+    """Sums of the rows of `length` elements that `x` is read in, or of rows of these where they are very many.
+
+    Returns:
+        float32 [`number_of_row_sums`]; rows of one element are the elements themselves, and cost nothing.
+    """
+    if length == 1:
+        return _reshape(x, (-1,))
     sums = _sums_of_rows(x, length)
-    if _shape(sums)[0] > LONGEST_ROW:
+    if _shape(sums)[0] > VERY_MANY_SUMS:
         sums = _sums_of_rows(sums, LONGEST_ROW)
-    if _shape(sums)[0] > LONGEST_ROW:
-        sums = _sums_of_rows(sums, LONGEST_ROW)
-    if _static_size(_shape(x)) > MANY_ROWS * length:
-        sums = _reshape(_sum(sums), (1,))
     return sums
 
 
@@ -147,16 +150,30 @@ def row_square_sums(x: Tensor, length: int) -> Tensor:
     return row_sums(_mul(x, x), length)  # multiplied before the reshape, which is free of a result and copies a parameter
 
 
+def _few_row_sums(x: Tensor) -> Tensor:
+    sums = row_sums(x, _row_length(_static_size(_shape(x))))
+    if _shape(sums)[0] > MANY_SUMS:
+        sums = _sums_of_rows(sums, LONGEST_ROW)
+    return sums
+
+
 def element_sum(x: Tensor) -> Tensor:
     """Sum of all elements, float32 scalar."""
     if _on_cpu():
-        return _sum(row_sums(x, _row_length(_static_size(_shape(x)))))
+        return _sum(_few_row_sums(x))
     return _sum(x)
 
 
 def square_sum(x: Tensor) -> Tensor:
     """Sum of squares, float32 scalar; NaN exactly where an element is NaN."""
     return element_sum(_mul(x, x))
+
+
+def sum_and_square_sum(x: Tensor) -> Tensor:
+    """Both, float32 [2]."""
+    if _on_cpu():
+        return _sum(_stack((_few_row_sums(x), _few_row_sums(_mul(x, x)))), -1)
+    return _stack((_sum(x), _sum(_mul(x, x))))
 
 
 def absolute_maximum(x: Tensor) -> Tensor:
@@ -224,22 +241,22 @@ class Columns(nn.Cell):
             x: Tensor of any float type.
 
         Returns:
-            A tuple of float32 scalars, in the order of `COLUMNS`.
+            float32 vector, in the order of `COLUMNS`.
         """
         x = as_float32(x)
         carried = ()
-        if self.has_calls:
-            carried = carried + (_ONE,)
-        if self.has_elements:
-            carried = carried + (element_count(_shape(x)),)
-        if self.has_sum:
-            carried = carried + (element_sum(x),)
-        if self.has_square_sum:
-            carried = carried + (square_sum(x),)
+        if self.has_calls or self.has_elements:
+            carried = carried + (_calls_and_elements(_shape(x), self.has_calls, self.has_elements),)
+        if self.has_sum and self.has_square_sum:
+            carried = carried + (sum_and_square_sum(x),)
+        elif self.has_sum:
+            carried = carried + (_reshape(element_sum(x), (1,)),)
+        elif self.has_square_sum:
+            carried = carried + (_reshape(square_sum(x), (1,)),)
         if self.has_absmax:
-            carried = carried + (absolute_maximum(x),)
+            carried = carried + (_reshape(absolute_maximum(x), (1,)),)
         if self.has_zeros:
-            carried = carried + (zero_count(x),)
+            carried = carried + (_reshape(zero_count(x), (1,)),)
         if self.has_nonfinite:
-            carried = carried + (nonfinite_count(x),)
-        return carried
+            carried = carried + (_reshape(nonfinite_count(x), (1,)),)
+        return _concat(carried)

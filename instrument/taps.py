@@ -95,7 +95,7 @@ class _Carrier(nn.Cell):
         self.columns = stats.Columns(columns)
         self.has_gradient = bool(gradient_columns)
         self.gradient_columns = stats.Columns(gradient_columns)
-        self.stack = ops.Stack()
+        self.concat = ops.Concat()
 
     def construct(self, x, slot):
         return x
@@ -103,8 +103,8 @@ class _Carrier(nn.Cell):
     def bprop(self, x, slot, out, dout):
         carried = self.columns(x)
         if self.has_gradient:
-            carried = carried + self.gradient_columns(dout)
-        return dout, self.stack(carried)
+            carried = self.concat((carried, self.gradient_columns(dout)))
+        return dout, carried
 
 
 # One carrier serves all taps that carry the same: the compiler then goes through it once for each shape.

@@ -10,7 +10,7 @@ from networks import MLP, mlp_batches
 
 SHAPES = [(), (1,), (9,), (640,), (5, 3), (130, 64), (130, 64), (2, 3, 4, 5), (1000, 1000), (5000, 64), (1000003,)]
 
-# A float32 sum of up to 512 squares is off by up to 7e-7, twice; a root halves that.
+# A float32 sum of up to 256 equal squares is off by up to 3e-7, in two or three stages; a root halves that.
 TOLERANCE = 7e-7
 
 

@@ -5,15 +5,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, nn
 
 from instrument import _compat, stats
 
 SHAPES = [(), (1,), (7,), (1000003,), (5, 3), (130, 64), (2, 3, 4, 5), (8, 128, 1024), (4097,), (3, 70000)]
 DTYPES = {"float32": ms.float32, "float16": ms.float16, "bfloat16": _compat.BFLOAT16}
 
-# A float32 sum of 512 equal elements is off by up to 7e-7 of the sum of magnitudes, and so is that of its row sums.
-SUM = 1.3e-6
+# A float32 sum of 256 equal elements is off by up to 3e-7 of the sum of magnitudes, one of 1,024 by up to 1.3e-6.
+SUM = 1.6e-6
 
 
 class Measure(nn.Cell):
@@ -24,7 +24,7 @@ class Measure(nn.Cell):
         self.columns = stats.Columns(stats.COLUMNS)
 
     def construct(self, x):
-        return ops.stack(self.columns(x))
+        return self.columns(x)
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ def test_the_root_tells_zero_from_underflow(mode):
 
 
 def test_the_number_of_row_sums_is_what_comes_out(mode):
-    for size, length in ((1, 1), (9, 1), (64, 1), (65, 1), (512, 512), (1000, 500), (1009, 512), (40000, 500), (300007, 512)):
+    for size, length in ((1, 1), (9, 1), (65, 1), (512, 512), (1000, 500), (1009, 512), (300007, 512), (16777216, 256)):
         assert stats.row_sums(Tensor(np.ones(size, np.float32)), length).shape == (stats.number_of_row_sums(size, length),)
 
 
