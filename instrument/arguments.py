@@ -34,6 +34,11 @@ def check_arguments(network: Any, optimizer: Any, *, loss_scale: Any, max_grad_n
     if strangers:
         raise ValueError(f"`optimizer` updates parameters that are not in `network`: {', '.join(strangers[:5])}. Make it "
                          "with the trainable_params() of this very network, not of a copy.")
+    for inner in (optimizer, getattr(optimizer, "opt", None)):
+        own_scale = getattr(inner, "loss_scale", 1.0)
+        if is_number(own_scale) and own_scale != 1:
+            raise ValueError(f"`optimizer` divides gradients by a loss_scale of its own, {own_scale}, and the step unscales "
+                             "them already. Make it without loss_scale and give InstrumentedStep the argument loss_scale.")
     if max_grad_norm is not None and not (is_number(max_grad_norm) and 0 < max_grad_norm < float("inf")):
         raise ValueError(f"`max_grad_norm` must be a positive number or None (no clipping), but it is {max_grad_norm!r}.")
     if not isinstance(accumulate, numbers.Integral) or isinstance(accumulate, bool) or accumulate < 1:

@@ -42,12 +42,17 @@ class LossOutputs(nn.Cell):
         self.loss_key = loss_key
         self.scaled = scaled
         self.parts: tuple[str, ...] = ()
+        self.is_known = False
         self.learned = learned
         self.identity = next(_identities)
         _by_identity[self.identity] = self
 
     def learn(self, parts: tuple[str, ...]) -> None:
         """Take the names of the other losses."""
+        if self.is_known and parts != self.parts and _compat.is_graph_mode():
+            raise ValueError(f"the network returns other losses ({', '.join(parts) or 'none'}) than it did before "
+                             f"({', '.join(self.parts) or 'none'}): one vector cannot name both. Return the same always.")
+        self.is_known = True
         if parts != self.parts:
             self.parts = parts
             notify = self.learned()

@@ -201,6 +201,7 @@ def _evaluating(run_context: Any) -> bool:
 
 
 def _instrumented(network: Any) -> Any:
-    """The cell in `network`, which may wrap it, that has a schema; None where there is none."""
+    """The cell in `network`, which may wrap it, whose vector has the number of the step; None where there is none."""
     cells = network.cells_and_names() if hasattr(network, "cells_and_names") else [("", network)]
-    return next((cell for _, cell in cells if isinstance(getattr(cell, "schema", None), Schema)), None)
+    schemas = ((cell, getattr(cell, "schema", None)) for _, cell in cells)
+    return next((cell for cell, schema in schemas if isinstance(schema, Schema) and "step" in schema), None)

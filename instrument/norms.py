@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
-from instrument import stats
+from instrument import _compat, stats
 from instrument.schema import Merge, Metric, Schema, Scope
 
 
@@ -111,7 +111,7 @@ class NormStats(nn.Cell):
         gradient_scope: `"global"` where the gradients are the same on every rank.
 
     Raises:
-        ValueError: There is no parameter, or two have one name.
+        ValueError: There is no parameter, one is of no float type, or two have one name.
 
     Example:
         >>> norm_stats = NormStats(net.trainable_params())
@@ -127,6 +127,10 @@ class NormStats(nn.Cell):
         if not parameters:
             raise ValueError("`parameters` must hold at least one parameter, but it is empty. "
                              "Pass net.trainable_params() or optimizer.parameters.")
+        for parameter in parameters + frozen:
+            if parameter.dtype not in _compat.FLOAT_TYPES:
+                raise ValueError(f"parameter {parameter.name!r} is of type {parameter.dtype}, but norms are of float types "
+                                 "only. Leave it out.")
         # Outside the Cell tree: this cell must neither rename nor save parameters that belong to the network.
         object.__setattr__(self, "weights", ParameterTuple(parameters + frozen))
         self.per_parameter = per_parameter
@@ -148,6 +152,13 @@ class NormStats(nn.Cell):
         Returns:
             float32 [K], laid out by `schema`.
         """
+        return self.measure(grads)[0]
+
+    def measure(self, grads):
+        """As `construct`, and the sum of all squared gradients, float32 [1]: not finite only where a gradient is not.
+
+        A norm is NaN too where squares have underflowed, which is neither an overflow nor a reason to clip.
+        """
         squares, seen = self.of_gradients(grads)
         weight_squares, weight_seen = self.of_weights(self.weights)
         elements = self.of_gradients.elements
@@ -163,7 +174,7 @@ class NormStats(nn.Cell):
                                stats.root(weight_squares, weight_elements, weight_seen))
             if self.counts:
                 values = values + (self.stack(self.map(_nonfinite, grads)),)
-        return self.concat(values)
+        return self.concat(values), self.total(squares)
 
     def total(self, values):
         """Sum of a vector, shape [1]."""

@@ -125,6 +125,7 @@ class InstrumentedStep(nn.TrainOneStepCell):
         self.scaled = loss_scale is not None
         self._make_loss_scale(loss_scale)
         self.max_grad_norm = max_grad_norm
+        self.no_overflow = Tensor(0.0, ms.float32)
         self.ceiling = Tensor([max_grad_norm or 0.0], ms.float32)
         self.accumulate = accumulate
         # Tensors, because with numbers 2.10 makes operators that no platform is documented for.
@@ -196,6 +197,9 @@ class InstrumentedStep(nn.TrainOneStepCell):
         """Set the loss scale from the host. Args: sens: Tensor of the present loss scale's shape and type."""
         if not self.scaled:
             raise ValueError("set_sense_scale needs a step with a loss scale; give InstrumentedStep one as `loss_scale`.")
+        if self.accumulate > 1 and int(self.micro_step.asnumpy()) != 0:
+            raise ValueError("set_sense_scale must not be called between the calls that make one update: their gradients "
+                             f"would have two scales. Call it every {self.accumulate} calls.")
         self.scale_sense.set_data(sens)
 
     def set_step(self, step: int) -> None:
@@ -275,17 +279,16 @@ class InstrumentedStep(nn.TrainOneStepCell):
         if self.scaled:
             grads = self.map(ops.partial(gradients.unscale, scale), grads)
         grads = self.grad_reducer(grads)
-        norms = self.norm_stats(grads)
-        norm = norms[:1]  # the schema of NormStats starts with grad/norm
+        norms, squares = self.norm_stats.measure(grads)
         step = self.step_count + 1
         ops.assign(self.step_count, step)
         head = (ops.reshape(ops.cast(step, ms.float32), (1,)), losses)
         if self.scaled:
-            overflow = measure.is_nonfinite(norm)
+            overflow = measure.is_nonfinite(squares)
             head = head + (ops.reshape(scale, (1,)), overflow, overflow)
         if self.max_grad_norm is not None:
-            factor = ops.RealDiv()(self.ceiling, ops.Maximum()(norm, self.ceiling))
-            head = head + (norm * factor,)
+            factor = ops.RealDiv()(self.ceiling, ops.Maximum()(ops.Sqrt()(squares), self.ceiling))
+            head = head + (norms[:1] * factor,)  # the schema of NormStats starts with grad/norm
             grads = self.map(ops.partial(gradients.clip, ops.reshape(factor, ())), grads)
         head = head + (norms,)
         if self.has_taps:
@@ -297,7 +300,7 @@ class InstrumentedStep(nn.TrainOneStepCell):
             grads = self.graceful_exit.exit_by_request(grads, self.init_param, self.exit_param)
         if not self.scaled:
             return self.optimizer(grads), stats
-        overflowed = ops.reshape(measure.is_nonfinite(norm), ()) > 0
+        overflowed = ops.Greater()(ops.reshape(measure.is_nonfinite(squares), ()), self.no_overflow)
         if self.loss_scaling_manager is not None:
             overflowed = self.loss_scaling_manager(self.scale_sense, overflowed)
         if not overflowed:

@@ -71,6 +71,7 @@ class ConsoleWriter(Writer):
         if self._live is None:
             self._live = Live(console=self.console, auto_refresh=False)
             self._live.start()
+            self.console.show_cursor(True)  # MindSpore can end the process at Ctrl-C, and nobody would show it again
         self._live.update(self.panel(record), refresh=True)
 
     def _print(self, record: Record) -> None:
