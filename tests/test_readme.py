@@ -17,7 +17,11 @@ from instrument.taps import ALL_STATS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
-BLOCKS = re.findall(r"^```python\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+# {heading: the Python below it}; one block a heading, each complete in itself
+BLOCKS = {heading: block for heading, text in re.findall(r"^## (.+?)$(.*?)(?=^## |\Z)", README, re.DOTALL | re.MULTILINE)
+          for block in re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)}
+PROGRAM, NAN, LOOP = "A MindSpore program", "Where did the NaN come from?", "Loops written with `ms.value_and_grad`"
+SCALING, LOSSES, CELLS = "Loss scaling, clipping, accumulation", "Several losses", "Which cells"
 MONITOR = "monitor"
 
 
@@ -26,10 +30,10 @@ def run_block(tmp_path, monkeypatch):
     """Runs a block of the README in an empty working directory; returns its namespace."""
     names = []
 
-    def run(number):
-        name = f"readme_block_{number}"
+    def run(heading):
+        name = f"readme_block_{list(BLOCKS).index(heading)}"
         file = tmp_path / f"{name}.py"
-        file.write_text(BLOCKS[number], "utf-8")  # a file, because MindSpore compiles from the source
+        file.write_text(BLOCKS[heading], "utf-8")  # a file, because MindSpore compiles from the source
         spec = importlib.util.spec_from_file_location(name, file)
         module = importlib.util.module_from_spec(spec)
         monkeypatch.chdir(tmp_path)
@@ -45,53 +49,62 @@ def run_block(tmp_path, monkeypatch):
 
 
 @pytest.mark.compiles
-def test_the_first_block_trains_and_leaves_a_run(run_block, tmp_path, capsys):
-    names = run_block(0)
+def test_the_program_trains_and_leaves_a_run(run_block, tmp_path, capsys):
+    names = run_block(PROGRAM)
     assert "name='grad/norm', unit='1', scope='global'" in capsys.readouterr().out
     # 256 rows in batches of 32, three epochs, after one step by hand
-    records = [json.loads(line) for line in (tmp_path / "runs/first/metrics-00000.jsonl").read_text().splitlines()]
+    [run] = (tmp_path / "runs").iterdir()
+    records = [json.loads(line) for line in (run / "metrics-00000.jsonl").read_text("utf-8").splitlines()]
     assert [record["step"] for record in records] == list(range(2, 26))
     assert records[-1]["loss"] < names["values"]["loss"]
     for file in re.findall(r"^\| `(\S+)` \|", README[README.index("| file |"):README.index("A line of")], re.MULTILINE):
-        assert list((tmp_path / "runs/first").glob(file)), file
+        assert list(run.glob(file)), file
     undocumented = [name for name in records[0] if name != "time" and not _rows_of(name)]
     assert not undocumented and {"learning_rate", "step_time"} <= set(records[0])
 
 
+def test_the_first_bad_cell_is_found(run_block):
+    first_bad_cell = run_block(NAN)["first_bad_cell"]
+    values = {"activation/nonfinite/a": 0.0, "activation/nonfinite/b.c": 1.0, "activation/nonfinite/d": 1.0}
+    assert first_bad_cell(values) == "b.c"
+    assert first_bad_cell({"loss": float("nan"), "activation/nonfinite/a": 0.0}) is None
+
+
 @pytest.mark.compiles
 def test_the_loop_of_value_and_grad_runs(run_block):
-    values = run_block(1)["values"]
+    values = run_block(LOOP)["values"]
     assert values["grad/norm"] > 0 and values["weight/norm"] > 0
 
 
 @pytest.mark.compiles
 def test_the_loop_of_value_and_grad_runs_in_pynative_mode(run_block):
     ms.set_context(mode=ms.PYNATIVE_MODE)
-    assert run_block(1)["values"]["grad/norm"] > 0
+    assert run_block(LOOP)["values"]["grad/norm"] > 0
 
 
 @pytest.mark.compiles
 def test_loss_scaling_clipping_and_accumulation_run(run_block):
-    values = run_block(2)["values"]
+    values = run_block(SCALING)["values"]
     assert values["step"] == 2 and values["loss_scale"] == 2 ** 16 and values["skipped"] == 0
     assert values["grad/norm_clipped"] == pytest.approx(min(values["grad/norm"], 1), rel=1e-6)  # float32
 
 
 @pytest.mark.compiles
 def test_several_losses_run(run_block):
-    values = run_block(3)["values"]
+    values = run_block(LOSSES)["values"]
     assert values["loss"] == pytest.approx(values["loss/box"] + 0.5 * values["loss/class"], rel=1e-6)  # float32
 
 
 @pytest.mark.compiles
 def test_the_choice_of_cells_runs(run_block):
-    names = run_block(4)["step"].schema.names
+    names = run_block(CELLS)["step"].schema.names
     assert "activation_grad/zero_fraction/_backbone.1" in names and "activation/rms/_backbone.2" in names
     assert not any(name.startswith("grad/norm/") for name in names)
 
 
 def test_every_python_block_is_run():
-    assert len(BLOCKS) == 5
+    assert set(BLOCKS) == {PROGRAM, NAN, LOOP, SCALING, LOSSES, CELLS}
+    assert README.count("```python") == len(BLOCKS)
 
 
 class _Parts(nn.Cell):
