@@ -133,6 +133,9 @@ class NormStats(nn.Cell):
                                  "only. Leave it out.")
         # Outside the Cell tree: this cell must neither rename nor save parameters that belong to the network.
         object.__setattr__(self, "weights", ParameterTuple(parameters + frozen))
+        # Without it a compiled NormStats that is called by itself takes a tuple for a constant, and reads gradients that
+        # are still being computed (2.7.0).
+        self.enable_tuple_broaden = True
         self.per_parameter = per_parameter
         self.counts = counts
         self.map = ops.HyperMap()
