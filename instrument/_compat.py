@@ -78,3 +78,17 @@ def children(cell: nn.Cell) -> list[nn.Cell]:
 def has_custom_bprop(cell: nn.Cell) -> bool:
     """Whether the cell's class gives its own gradient."""
     return hasattr(type(cell), "bprop")
+
+
+def abandon_gradient() -> None:
+    """Leave the gradient that an exception has cut short in PyNative mode.
+
+    From 2.7 on MindSpore would stay in it, and record whatever runs next; compiled functions with a gradient of their own
+    then fail on 2.10. Releases without the executor's `clear_res` need none.
+    """
+    try:
+        from mindspore.common.api import _pynative_executor
+
+        _pynative_executor.clear_res()
+    except Exception:  # an internal of MindSpore; the exception that led here is the one to see
+        pass

@@ -231,6 +231,9 @@ class InstrumentedStep(nn.TrainOneStepCell):
     def _closing_the_gate(self, run: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return run(*args, **kwargs)
+        except BaseException:
+            _compat.abandon_gradient()
+            raise
         finally:
             if self.taps is not None:
                 self.taps.gate.is_open = False
