@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
@@ -13,11 +14,14 @@ from instrument import _compat, stats
 from instrument.schema import Merge, Metric, Schema, Scope
 
 
-def _row_square_sums(tensor, length):
-    return stats.row_square_sums(stats.as_float32(tensor), length)
+def _rows(tensor, length):
+    tensor = stats.as_float32(tensor)
+    if length == 1:
+        return stats.row_sums(tensor, length)
+    return stats.row_square_sums(tensor, length)
 
 
-def _row_sums(tensor, length):
+def _seen_rows(tensor, length):
     return stats.row_sums(stats.as_float32(tensor), length)
 
 
@@ -37,39 +41,49 @@ CHUNK = 64
 
 
 class SquareSums(nn.Cell):
-    """Sums of squares of many tensors with few operators: one or two a tensor, and the rest for all at once.
+    """Sums of squares of gradients and weights with few operators: two or three a large tensor, the rest for all at once.
 
     A launch costs as much as the arithmetic on a small tensor, and loops over a tuple compile several times as slowly
     as a map: hence this shape. Beside each sum comes what tells an underflow from zero, see `stats.root`.
 
     Args:
-        shapes: Shapes of the tensors.
+        shapes: Shapes of the gradients, then of the weights.
+        gradients: How many of them are gradients.
     """
 
-    def __init__(self, shapes: Sequence[tuple[int, ...]]):
+    def __init__(self, shapes: Sequence[tuple[int, ...]], gradients: int):
         super().__init__(auto_prefix=False)
         sizes = [stats.size_of(shape) for shape in shapes]
-        self.lengths = tuple(1 if size <= SMALL else stats.row_length(size) for size in sizes)
-        self.seen_lengths = tuple(_seen_length(shape) for shape in shapes)
-        self.sums = _SegmentSums([stats.number_of_row_sums(*pair) for pair in zip(sizes, self.lengths)])
-        self.seen_sums = _SegmentSums([stats.number_of_row_sums(*pair) for pair in zip(sizes, self.seen_lengths)])
-        self.elements = Tensor(np.array(sizes, np.float32))
+        lengths = [1 if size <= SMALL else stats.row_length(size) for size in sizes]
+        seen_lengths = [_seen_length(shape) for shape in shapes]
+        numbers = [stats.number_of_row_sums(*pair) for pair in zip(sizes, lengths)]
+        self.lengths = tuple(lengths[:gradients]), tuple(lengths[gradients:])
+        self.seen_lengths = tuple(seen_lengths[:gradients]), tuple(seen_lengths[gradients:])
+        self.is_raw = Tensor(np.repeat([length == 1 for length in lengths], numbers))
+        self.sums = _SegmentSums(numbers)
+        self.seen_sums = _SegmentSums([stats.number_of_row_sums(*pair) for pair in zip(sizes, seen_lengths)])
         self.abs = ops.Abs()
+        self.mul = ops.Mul()
+        self.select = ops.Select()
         self.concat = ops.Concat()
         self.map = ops.HyperMap()
 
-    def construct(self, tensors):
+    def construct(self, grads, weights):
         """Sum.
 
         Args:
-            tensors: Of the shapes given and any float type, a tuple.
+            grads: Of the shapes given and any float type, a tuple.
+            weights: The same.
 
         Returns:
             (sums of squares, witnesses), each float32 [number of tensors].
         """
-        squares = self.concat(self.map(_row_square_sums, tensors, self.lengths))
-        seen = self.abs(self.concat(self.map(_row_sums, tensors, self.seen_lengths)))
-        return self.sums(squares), self.seen_sums(seen)
+        # Small tensors come as they are, large ones as sums of squares of rows: the small ones' squares are still to be made.
+        rows = self.concat((self.concat(self.map(_rows, grads, self.lengths[0])),
+                            self.concat(self.map(_rows, weights, self.lengths[1]))))
+        seen = self.concat((self.concat(self.map(_seen_rows, grads, self.seen_lengths[0])),
+                            self.concat(self.map(_seen_rows, weights, self.seen_lengths[1]))))
+        return self.sums(self.select(self.is_raw, self.mul(rows, rows), rows)), self.seen_sums(self.abs(seen))
 
 
 class _SegmentSums(nn.Cell):
@@ -142,8 +156,13 @@ class NormStats(nn.Cell):
         self.stack = ops.Stack()
         self.concat = ops.Concat()
         self.sum = ops.ReduceSum(keep_dims=True)
-        self.of_gradients = SquareSums([p.shape for p in parameters])
-        self.of_weights = SquareSums([p.shape for p in parameters + frozen])
+        shapes = [p.shape for p in parameters + parameters + frozen]
+        sizes = np.array([stats.size_of(shape) for shape in shapes], np.float32)
+        self.gradients = len(parameters)
+        self.square_sums = SquareSums(shapes, self.gradients)
+        self.totals = _SegmentSums([self.gradients, len(shapes) - self.gradients])
+        self.elements = Tensor(sizes)
+        self.total_elements = Tensor([sizes[:self.gradients].sum(), sizes[self.gradients:].sum()], ms.float32)
         self.schema = Schema(self._metrics([p.name for p in parameters], [p.name for p in frozen], gradient_scope))
 
     def construct(self, grads):
@@ -162,36 +181,24 @@ class NormStats(nn.Cell):
 
         A norm is NaN too where squares have underflowed, which is neither an overflow nor a reason to clip.
         """
-        squares, seen = self.of_gradients(grads)
-        weight_squares, weight_seen = self.of_weights(self.weights)
-        elements = self.of_gradients.elements
-        weight_elements = self.of_weights.elements
-        values = (self.total_norm(squares, elements, seen),
-                  self.total(stats.is_nonfinite(squares)),
-                  self.total_norm(weight_squares, weight_elements, weight_seen))
+        squares, seen = self.square_sums(grads, self.weights)
+        totals = self.totals(squares)
+        values = (stats.root(totals, self.total_elements, self.totals(seen)),
+                  self.sum(stats.is_nonfinite(squares[:self.gradients]), 0))
         if self.counts:
-            zeros = self.total(self.stack(self.map(_zeros, grads)))
-            values = values + (zeros / self.total(elements),)
+            zeros = self.sum(self.stack(self.map(_zeros, grads)), 0)
+            values = values + (zeros / self.total_elements[:1],)
         if self.per_parameter:
-            values = values + (stats.root(squares, elements, seen),
-                               stats.root(weight_squares, weight_elements, weight_seen))
+            values = values + (stats.root(squares, self.elements, seen),)
             if self.counts:
                 values = values + (self.stack(self.map(_nonfinite, grads)),)
-        return self.concat(values), self.total(squares)
-
-    def total(self, values):
-        """Sum of a vector, shape [1]."""
-        return self.sum(values, 0)
-
-    def total_norm(self, squares, elements, seen):
-        """Norm of all tensors together from each one's sum of squares, shape [1]."""
-        return stats.root(self.total(squares), self.total(elements), self.total(seen))
+        return self.concat(values), totals[:1]
 
     def _metrics(self, trained: list[str], frozen: list[str], scope: Scope) -> list[Metric]:
         # After the reduction every rank holds the same gradient, hence "identical"; a local one is a part of a whole.
         merge: Merge = "identical" if scope == "global" else "rms"
-        metrics = [Metric("grad/norm", "1", scope, merge), Metric("grad/nonfinite", "parameters", scope, "max"),
-                   Metric("weight/norm", "1", "global", "identical")]
+        metrics = [Metric("grad/norm", "1", scope, merge), Metric("weight/norm", "1", "global", "identical"),
+                   Metric("grad/nonfinite", "parameters", scope, "max")]
         if self.counts:
             metrics.append(Metric("grad/zero_fraction", "fraction", scope, "mean"))
         if self.per_parameter:

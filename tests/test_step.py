@@ -263,7 +263,7 @@ def test_accumulation_recovers_from_an_overflow(mode):
 def test_per_parameter_off_leaves_the_totals(mode):
     network = MLP()
     step = InstrumentedStep(network, adam(network), per_parameter=False, activations=None)
-    assert step.schema.names == ("step", "loss", "grad/norm", "grad/nonfinite", "weight/norm")
+    assert step.schema.names == ("step", "loss", "grad/norm", "weight/norm", "grad/nonfinite")
     values = step.schema.unpack(step(*map(Tensor, mlp_batches(1)[0]))[1])
     assert values["grad/norm"] > 0
 
