@@ -92,3 +92,21 @@ def abandon_gradient() -> None:
         _pynative_executor.clear_res()
     except Exception:  # an internal of MindSpore; the exception that led here is the one to see
         pass
+
+
+# Operators whose kernels have a random stream, by parts of their names.
+_RANDOM = (b"Dropout", b"Random", b"Uniform", b"Normal", b"Multinomial", b"Bernoulli", b"Poisson", b"Gamma", b"Laplace")
+
+
+def draws_random_numbers(cell: nn.Cell) -> bool:
+    """Whether the graph that was compiled last for this cell has an operator that draws random numbers.
+
+    True where the release does not tell. A name that only looks like such an operator counts as one.
+    """
+    try:
+        from mindspore.common.api import _cell_graph_executor
+
+        graphs = [_cell_graph_executor._get_func_graph_proto(cell, phase, "mind_ir") for phase in cell.compile_cache]
+    except Exception:  # an internal of MindSpore
+        return True
+    return not graphs or any(name in graph for graph in graphs for name in _RANDOM)

@@ -12,7 +12,7 @@ from instrument.taps import ALL_STATS
 
 
 def check_arguments(network: Any, optimizer: Any, *, loss_scale: Any, max_grad_norm: Any, accumulate: Any, loss_key: Any,
-                    activation_stats: Any) -> None:
+                    activation_stats: Any, every: Any = 1) -> None:
     """Raise TypeError or ValueError for the first argument that cannot work."""
     if not isinstance(network, nn.Cell):
         raise TypeError(f"`network` must be a Cell that returns the loss, but it is a {type(network).__name__}. "
@@ -43,6 +43,8 @@ def check_arguments(network: Any, optimizer: Any, *, loss_scale: Any, max_grad_n
         raise ValueError(f"`max_grad_norm` must be a positive number or None (no clipping), but it is {max_grad_norm!r}.")
     if not isinstance(accumulate, numbers.Integral) or isinstance(accumulate, bool) or accumulate < 1:
         raise ValueError(f"`accumulate` must be a whole number of calls from 1, but it is {accumulate!r}.")
+    if not isinstance(every, numbers.Integral) or isinstance(every, bool) or every < 1:
+        raise ValueError(f"`every` must be a whole number of steps from 1, but it is {every!r}.")
     if loss_key is not None and (not isinstance(loss_key, (str, int)) or isinstance(loss_key, bool)):
         raise TypeError(f"`loss_key` must be a key (str), an index (int) or None, but it is {loss_key!r}.")
     check_loss_scale(loss_scale)

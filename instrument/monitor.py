@@ -103,6 +103,7 @@ class TrainingMonitor(_OldHooks):
         self._network: Any = None
         self._step_cell: Any = None  # the cell in the network that has a schema
         self._last_step = 0  # the step of the last record
+        self._last_stats: Any = None  # the vector that it was read from: a call that measures nothing returns it again
         self._offset = 0  # steps of earlier calls of Model.train, for a train cell that does not number its steps
         # Calls of the step are counted by `cur_step_num`: in a data sink one hook stands for many calls.
         self._last_call = 0
@@ -173,8 +174,11 @@ class TrainingMonitor(_OldHooks):
             with self._reported(runs.CONFIG):
                 runs.write_schema(self.run_dir, self._step_cell.schema)
 
-    def _read(self, outputs: Any, call: int) -> Record:
+    def _read(self, outputs: Any, call: int) -> Record | None:
         if self._step_cell is not None:
+            if outputs[1] is self._last_stats:
+                return None
+            self._last_stats = outputs[1]
             return Record.from_stats(outputs[1], self._step_cell.schema, time=time.time())
         loss = to_float(outputs[0] if isinstance(outputs, (tuple, list)) and outputs else outputs)
         return Record(self._offset + call, time.time(), {} if loss is None else {"loss": loss})

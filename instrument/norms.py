@@ -59,7 +59,9 @@ class SquareSums(nn.Cell):
         numbers = [stats.number_of_row_sums(*pair) for pair in zip(sizes, lengths)]
         self.lengths = tuple(lengths[:gradients]), tuple(lengths[gradients:])
         self.seen_lengths = tuple(seen_lengths[:gradients]), tuple(seen_lengths[gradients:])
-        self.is_raw = Tensor(np.repeat([length == 1 for length in lengths], numbers))
+        is_raw = np.repeat([length == 1 for length in lengths], numbers)
+        self.is_raw, self.is_raw_gradient = Tensor(is_raw), Tensor(is_raw[:sum(numbers[:gradients])])
+        self.gradient_sums = _SegmentSums(numbers[:gradients])
         self.sums = _SegmentSums(numbers)
         self.seen_sums = _SegmentSums([stats.number_of_row_sums(*pair) for pair in zip(sizes, seen_lengths)])
         self.abs = ops.Abs()
@@ -84,6 +86,11 @@ class SquareSums(nn.Cell):
         seen = self.concat((self.concat(self.map(_seen_rows, grads, self.seen_lengths[0])),
                             self.concat(self.map(_seen_rows, weights, self.seen_lengths[1]))))
         return self.sums(self.select(self.is_raw, self.mul(rows, rows), rows)), self.seen_sums(self.abs(seen))
+
+    def of_gradients(self, grads):
+        """The sums of squares of the gradients alone."""
+        rows = self.concat(self.map(_rows, grads, self.lengths[0]))
+        return self.gradient_sums(self.select(self.is_raw_gradient, self.mul(rows, rows), rows))
 
 
 class _SegmentSums(nn.Cell):
@@ -160,6 +167,7 @@ class NormStats(nn.Cell):
         sizes = np.array([stats.size_of(shape) for shape in shapes], np.float32)
         self.gradients = len(parameters)
         self.square_sums = SquareSums(shapes, self.gradients)
+        self.gradient_total = _SegmentSums([self.gradients])
         self.totals = _SegmentSums([self.gradients, len(shapes) - self.gradients])
         self.elements = Tensor(sizes)
         self.total_elements = Tensor([sizes[:self.gradients].sum(), sizes[self.gradients:].sum()], ms.float32)
@@ -193,6 +201,10 @@ class NormStats(nn.Cell):
             if self.counts:
                 values = values + (self.stack(self.map(_nonfinite, grads)),)
         return self.concat(values), totals[:1]
+
+    def gradient_square_sum(self, grads):
+        """The second output of `measure` alone, the same to the bit."""
+        return self.gradient_total(self.square_sums.of_gradients(grads))
 
     def _metrics(self, trained: list[str], frozen: list[str], scope: Scope) -> list[Metric]:
         # After the reduction every rank holds the same gradient, hence "identical"; a local one is a part of a whole.

@@ -6,6 +6,7 @@ Owns the order of one step: forward and backward once, reduce, measure, clip, up
 from __future__ import annotations
 
 import gc
+import math
 import weakref
 from collections.abc import Sequence
 from typing import Any, Union
@@ -19,6 +20,7 @@ from instrument import stats as measure
 from instrument.arguments import check_arguments
 from instrument.losses import MAX_PARTS, LossKey, LossOutputs
 from instrument.norms import NormStats
+from instrument.schedule import Schedule, draws_random_numbers
 from instrument.schema import Metric, Schema
 from instrument.select import Activations, can_be_exactly_zero, select_cells
 from instrument.taps import DEFAULT_STATS, ActivationStats, Taps, check_free, owners_of, release
@@ -26,6 +28,8 @@ from instrument.taps import DEFAULT_STATS, ActivationStats, Taps, check_free, ow
 LossScale = Union[float, Tensor, nn.Cell, None]
 
 LOSSES = MAX_PARTS + 2  # length of the buffer for the loss and its parts, with one to spare so that padding is never empty
+
+UNMEASURED = ".unmeasured"  # in the name of the phase of a graph that measures nothing
 
 _steps: weakref.WeakValueDictionary[int, InstrumentedStep] = weakref.WeakValueDictionary()
 
@@ -50,6 +54,8 @@ class _WithTaps:
     def __get__(self, step: Any, owner: type | None = None) -> Any:
         if step is None:
             return self
+        if not step.is_called:  # it lies in another compiled cell, and nobody on the host says what to measure
+            step.decide_in_graph(step.schedule.every > 1)
         if step.taps is not None:
             step.taps.gate.is_open = True
         return step.value_and_grad
@@ -82,6 +88,8 @@ class InstrumentedStep(nn.TrainOneStepCell):
         activation_gradients: Whether the gradients of the loss by these outputs are measured too, unscaled, unclipped,
             of this rank's own loss.
         per_parameter: Whether norms of each parameter are there beside the totals.
+        every: Measure step 1, each multiple of `every`, and the step after `measure_next()`; the other steps cost what the
+            stock cell costs, and return the last vector again, whose `step` says so (0 before the first one).
         counts: Count elements too: `grad/nonfinite/<parameter>`, `grad/zero_fraction`, and of every measured cell
             `zero_fraction` and `nonfinite_elements`.
 
@@ -109,11 +117,11 @@ class InstrumentedStep(nn.TrainOneStepCell):
     def __init__(self, network: nn.Cell, optimizer: nn.Cell, *, loss_scale: LossScale = None,
                  max_grad_norm: float | None = None, accumulate: int = 1, loss_key: LossKey = None,
                  activations: Activations = "blocks", activation_stats: Sequence[str] = DEFAULT_STATS,
-                 activation_gradients: bool = False, per_parameter: bool = True, counts: bool = False):
+                 activation_gradients: bool = False, per_parameter: bool = True, counts: bool = False, every: int = 1):
         nn.Cell.__init__(self, auto_prefix=False)  # first, because the destructor of 2.0.0 fails on less than a Cell
         _compat.warn_if_untested()
         check_arguments(network, optimizer, loss_scale=loss_scale, max_grad_norm=max_grad_norm, accumulate=accumulate,
-                        loss_key=loss_key, activation_stats=activation_stats)
+                        loss_key=loss_key, activation_stats=activation_stats, every=every)
         check_no_other_step(network)
         release(network)
         chosen = select_cells(network, activations)
@@ -135,6 +143,13 @@ class InstrumentedStep(nn.TrainOneStepCell):
         self._hide("norm_stats", NormStats(self.weights, frozen=frozen_weights(network, self.weights),
                                            per_parameter=per_parameter, counts=counts))
         self._hide("step_count", state("step", np.zeros((), np.int32)))
+        self._hide("micro_step", state("micro_step", np.zeros((), np.int32)))
+        self._hide("schedule", Schedule(every, accumulate, self.step_count, self.micro_step))
+        self.measuring = True  # whether the graph to be compiled, or the call in PyNative mode, measures
+        self.decides_in_graph = False  # whether the graph has a condition instead
+        self.is_called = False  # whether we are in a call of this very cell
+        self.is_random = every > 1 and draws_random_numbers(network)  # as far as its cells tell
+        self.is_checked = False  # whether its compiled graph has been asked as well
         statistics = [statistics_of(cell, activation_stats, counts) for _, cell in chosen]
         self._hide("taps", Taps(chosen, statistics, activation_gradients, self) if chosen else None)
         self._hide("_schema", Schema([]))
@@ -153,19 +168,23 @@ class InstrumentedStep(nn.TrainOneStepCell):
         slots = [tap.slot for tap in self.taps.taps] if self.taps else []
         targets = ParameterTuple([*self.weights, *slots])
         self._hide("value_and_grad", ops.value_and_grad(self.outputs, None, targets, has_aux=True))
+        self._hide("value_and_grad_alone", ops.value_and_grad(self.outputs, None, self.weights, has_aux=True))
         self._hide("activation_stats", ActivationStats(self.taps, self.scaled) if self.taps else None)
         self._name_metrics()
         self.has_taps = bool(slots)
         self.weight_count = len(self.weights)
+        self.length_without_losses = len(self._schema) - 1 - len(self.outputs.parts)
+        last = np.full(self.length_without_losses + LOSSES, np.nan, np.float32)
+        last[0] = 0
+        self._hide("last_stats", state("last_stats", last))
+        self._hide("latest", None)
+        self.schedule.start_anew()
         if self.accumulate > 1:
-            self.length_without_losses = len(self._schema) - 1 - len(self.outputs.parts)
             self.share = Tensor(1 / self.accumulate, ms.float32)
-            self._hide("sums", ParameterTuple([state(f"sum.{p.name}", np.zeros(p.shape, np.float32)) for p in targets]))
+            sums = [state(f"sum.{p.name}", np.zeros(p.shape, np.float32)) for p in targets]
+            self._hide("sums", ParameterTuple(sums))
+            self._hide("weight_sums", ParameterTuple(sums[:self.weight_count]))
             self._hide("loss_sums", state("sum_of_losses", np.zeros(LOSSES, np.float32)))
-            self._hide("micro_step", state("micro_step", np.zeros((), np.int32)))
-            last = np.full(self.length_without_losses + LOSSES, np.nan, np.float32)
-            last[0] = 0
-            self._hide("last_stats", state("last_stats", last))
 
     @property
     def schema(self) -> Schema:
@@ -205,6 +224,11 @@ class InstrumentedStep(nn.TrainOneStepCell):
     def set_step(self, step: int) -> None:
         """Go on counting from `step`: the next update is number `step + 1`. For a run that resumes."""
         self.step_count.set_data(Tensor(step, ms.int32))
+        self.schedule.set_step(step)
+
+    def measure_next(self) -> None:
+        """Measure the next update whatever `every` says. On several ranks, call it on each."""
+        self.schedule.measure_next()
 
     def owns(self, cell: nn.Cell) -> bool:
         """Whether this step has a tap on this very cell."""
@@ -226,20 +250,59 @@ class InstrumentedStep(nn.TrainOneStepCell):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One step; see the class."""
-        return self._closing_the_gate(super().__call__, *args, **kwargs)
+        schedule = self.schedule
+        if schedule.every == 1:
+            return self._closing_the_gate(super().__call__, *args, **kwargs)
+        if _compat.is_graph_mode() and self.is_random:
+            self.decide_in_graph(True)
+            schedule.tell_device()
+            return self._closing_the_gate(super().__call__, *args, **kwargs)
+        self.decide_in_graph(False)
+        self.measuring = schedule.decide()
+        phase = self.phase
+        if not self.measuring:
+            self.phase = phase + UNMEASURED
+        try:
+            loss, stats = self._closing_the_gate(super().__call__, *args, **kwargs)
+        except BaseException:
+            schedule.forget()
+            raise
+        finally:
+            self.phase = phase
+            measuring, self.measuring = self.measuring, True
+        schedule.done()
+        if measuring and _compat.is_graph_mode() and not self.is_checked:
+            self.is_checked, self.is_random = True, _compat.draws_random_numbers(self)
+        if measuring:
+            self._hide("latest", stats)
+        elif self.latest is None:
+            self._hide("latest", Tensor([0.0] + [math.nan] * (len(self._schema) - 1), ms.float32))
+        return loss, self.latest
+
+    def decide_in_graph(self, yes: bool) -> None:
+        """Whether the graph to be compiled has a condition on the schedule's flag."""
+        if yes != self.decides_in_graph:
+            self.decides_in_graph = yes
+            for tap in self.taps.taps if self.taps is not None else ():
+                tap.set_flag(self.schedule.flag if yes else None)
 
     def _closing_the_gate(self, run: Any, *args: Any, **kwargs: Any) -> Any:
+        self.is_called = True
         try:
             return run(*args, **kwargs)
         except BaseException:
             _compat.abandon_gradient()
             raise
         finally:
+            self.is_called = False
             if self.taps is not None:
                 self.taps.gate.is_open = False
 
     def construct(self, *inputs):
-        (_, loss, losses), grads = self.gradients_with_taps(self.scale_sense, *inputs)
+        if self.measuring:
+            (_, loss, losses), grads = self.gradients_with_taps(self.scale_sense, *inputs)
+        else:
+            (_, loss, losses), grads = self.value_and_grad_alone(self.scale_sense, *inputs)
         if self.accumulate == 1:
             done, stats = self._update(losses, grads[:self.weight_count], grads[self.weight_count:])
             return ops.depend(loss, done), stats
@@ -247,25 +310,38 @@ class InstrumentedStep(nn.TrainOneStepCell):
 
     def _accumulate(self, losses, grads):
         """Add to the sums; update, and start again from zero, when they are complete. Returns: the vector."""
-        sums = self.map(gradients.add, self.sums, grads)
+        buffers = self.sums
+        if not self.measuring:
+            buffers = self.weight_sums
+        sums = self.map(gradients.add, buffers, grads)
         loss_sums = self.loss_sums + pad(losses, LOSSES)
         calls = self.micro_step + 1
-        length = self.length_without_losses + losses.shape[0]
         if ops.Equal()(calls, self.calls_an_update):
             means = self.map(ops.partial(gradients.mean, self.share), grads[:self.weight_count], sums[:self.weight_count])
             done, stats = self._update(loss_sums[:losses.shape[0]] * self.share, means, sums[self.weight_count:])
-            ops.assign(self.last_stats, pad(stats, self.last_stats.shape[0]))
-            self.map(gradients.clear, self.sums)
+            self._keep(stats)
+            self.map(gradients.clear, buffers)
             ops.assign(self.loss_sums, ops.zeros_like(loss_sums))
             ops.assign(self.micro_step, calls - self.accumulate)
             stats = ops.depend(stats, done)
         else:
-            self.map(gradients.assign, self.sums, sums)
+            self.map(gradients.assign, buffers, sums)
             ops.assign(self.loss_sums, loss_sums)
             ops.assign(self.micro_step, calls)
-            # Two slices, because one is a view in PyNative mode: it would show the next vector when that is written.
-            stats = self.concat((self.last_stats[:1], self.last_stats[1:length]))
+            stats = self._kept(losses)
         return stats
+
+    def _keep(self, stats):
+        """Store the vector for calls that measure nothing."""
+        if self.measuring:
+            ops.assign(self.last_stats, pad(stats, self.length_without_losses + LOSSES))
+
+    def _kept(self, losses):
+        """The last vector; where nothing is measured, something of no meaning."""
+        if not self.measuring:
+            return losses
+        # Two slices, because one is a view in PyNative mode: it would show the next vector when that is written.
+        return self.concat((self.last_stats[:1], self.last_stats[1:self.length_without_losses + losses.shape[0]]))
 
     def _update(self, losses, grads, carried):
         """Measure, clip, update.
@@ -282,23 +358,25 @@ class InstrumentedStep(nn.TrainOneStepCell):
         if self.scaled:
             grads = self.map(ops.partial(gradients.unscale, scale), grads)
         grads = self.grad_reducer(grads)
-        norms, squares = self.norm_stats.measure(grads)
         step = self.step_count + 1
         ops.assign(self.step_count, step)
-        head = (ops.reshape(ops.cast(step, ms.float32), (1,)), losses)
-        if self.scaled:
-            overflow = measure.is_nonfinite(squares)
-            head = head + (ops.reshape(scale, (1,)), overflow, overflow)
+        if not self.measuring:
+            stats, squares = losses, self._gradient_square_sum(grads)
+        elif self.decides_in_graph:
+            if self.schedule.is_on():
+                stats, squares = self._measure(step, scale, losses, grads, carried)
+                self._keep(stats)
+            else:
+                stats, squares = self._kept(losses), self._gradient_square_sum(grads)
+        else:
+            stats, squares = self._measure(step, scale, losses, grads, carried)
         if self.max_grad_norm is not None:
-            factor = ops.RealDiv()(self.ceiling, ops.Maximum()(ops.Sqrt()(squares), self.ceiling))
-            head = head + (norms[:1] * factor,)  # the schema of NormStats starts with grad/norm
-            grads = self.map(ops.partial(gradients.clip, ops.reshape(factor, ())), grads)
-        head = head + (norms,)
-        if self.has_taps:
-            head = head + (self.activation_stats(carried, scale),)
-        stats = self.concat(head)
+            factor = ops.reshape(self._clip_factor(squares), ())
+            grads = self.map(ops.partial(gradients.clip, factor), grads)
         # The optimizer waits for the vector, so that what is measured of the weights is what this forward used.
         grads = ops.depend(grads, stats)
+        if self.decides_in_graph:
+            grads = ops.depend(grads, self.schedule.advance(step))
         if self.exits_on_request:
             grads = self.graceful_exit.exit_by_request(grads, self.init_param, self.exit_param)
         if not self.scaled:
@@ -309,6 +387,30 @@ class InstrumentedStep(nn.TrainOneStepCell):
         if not overflowed:
             stats = ops.depend(stats, self.optimizer(grads))
         return stats, stats
+
+    def _measure(self, step, scale, losses, grads, carried):
+        """Returns: the vector, and the sum of all squared gradients, float32 [1]."""
+        norms, squares = self.norm_stats.measure(grads)
+        head = (ops.reshape(ops.cast(step, ms.float32), (1,)), losses)
+        if self.scaled:
+            overflow = measure.is_nonfinite(squares)
+            head = head + (ops.reshape(scale, (1,)), overflow, overflow)
+        if self.max_grad_norm is not None:
+            head = head + (norms[:1] * self._clip_factor(squares),)  # the schema of NormStats starts with grad/norm
+        head = head + (norms,)
+        if self.has_taps:
+            head = head + (self.activation_stats(carried, scale),)
+        return self.concat(head), squares
+
+    def _gradient_square_sum(self, grads):
+        """The sum of all squared gradients, float32 [1], where an update needs it."""
+        if self.scaled or self.max_grad_norm is not None:
+            return self.norm_stats.gradient_square_sum(grads)
+        return self.ceiling
+
+    def _clip_factor(self, squares):
+        """What the gradients are multiplied by, float32 [1]."""
+        return ops.RealDiv()(self.ceiling, ops.Maximum()(ops.Sqrt()(squares), self.ceiling))
 
 
 def check_no_other_step(network: nn.Cell) -> None:

@@ -97,18 +97,40 @@ class _Carrier(nn.Cell):
         self.gradient_columns = stats.Columns(gradient_columns)
         self.concat = ops.Concat()
 
-    def construct(self, x, slot):
+    def construct(self, x, slot, flag):
         return x
 
-    def bprop(self, x, slot, out, dout):
+    def bprop(self, x, slot, flag, out, dout):
+        return dout, self.statistics(x, dout), flag  # nobody asks for the gradient of the flag
+
+    def statistics(self, x, dout):
         carried = self.columns(x)
         if self.has_gradient:
             carried = self.concat((carried, self.gradient_columns(dout)))
-        return dout, carried
+        return carried
+
+
+class _GatedCarrier(_Carrier):
+    """The same, which carries zeros unless `flag` is set: for a graph that measures some steps and not others."""
+
+    def __init__(self, columns: tuple[str, ...], gradient_columns: tuple[str, ...]):
+        super().__init__(columns, gradient_columns)
+        self.threshold = Tensor(0.5, ms.float32)
+        self.nothing = Tensor(np.zeros(len(columns) + len(gradient_columns)), ms.float32)
+        self.greater = ops.Greater()
+
+    def bprop(self, x, slot, flag, out, dout):
+        carried = self.nothing
+        if self.greater(flag, self.threshold):
+            carried = self.statistics(x, dout)
+        return dout, carried, flag
 
 
 # One carrier serves all taps that carry the same: the compiler then goes through it once for each shape.
 _carrier = functools.lru_cache(maxsize=None)(_Carrier)
+_gated_carrier = functools.lru_cache(maxsize=None)(_GatedCarrier)
+
+_ALWAYS = Tensor(1.0, ms.float32)
 
 
 class Tap(nn.Cell):
@@ -130,19 +152,24 @@ class Tap(nn.Cell):
         self.gradient_columns = self.columns[1:] if gradients else ()
         self.slot = Parameter(Tensor(np.zeros(len(self.columns) + len(self.gradient_columns)), ms.float32),
                               name=f"instrument.tap.{name}")
-        self.carrier = _carrier(self.columns, self.gradient_columns)
+        self.set_flag(None)
+
+    def set_flag(self, flag: Parameter | None) -> None:
+        """Measure only where `flag` (float32 []) is 1 when the step runs; None: always."""
+        self.carrier = (_carrier if flag is None else _gated_carrier)(self.columns, self.gradient_columns)
+        object.__setattr__(self, "flag", _ALWAYS if flag is None else flag)
 
     def construct(self, output):
         if isinstance(output, Tensor):
             first_float(self.cell_name, (output.dtype,))
-            return self.carrier(output, self.slot)
+            return self.carrier(output, self.slot, self.flag)
         if isinstance(output, dict):
             keys = list(output.keys())
             chosen = first_float(self.cell_name, dtypes_of(list(output.values())))
-            output[keys[chosen]] = self.carrier(output[keys[chosen]], self.slot)
+            output[keys[chosen]] = self.carrier(output[keys[chosen]], self.slot, self.flag)
             return output
         chosen = first_float(self.cell_name, dtypes_of(output))
-        measured = self.carrier(output[chosen], self.slot)
+        measured = self.carrier(output[chosen], self.slot, self.flag)
         if isinstance(output, list):
             return output[:chosen] + [measured] + output[chosen + 1:]
         return output[:chosen] + (measured,) + output[chosen + 1:]
