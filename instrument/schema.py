@@ -1,17 +1,19 @@
 """What each element of the `stats` vector means: `Metric` and `Schema`.
 
-Owns names, units, scopes, merge rules, and turning one vector into named floats. Knows nothing of MindSpore and of
-how the numbers are computed.
+Owns names, units, scopes, merge rules, and turning one vector into named floats. Knows nothing of how the numbers are
+computed.
 """
 from __future__ import annotations
 
 import difflib
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+
+from instrument.nonfinite import FirstNonfinite, first_nonfinite
 
 Scope = Literal["global", "local"]
 Merge = Literal["identical", "sum", "mean", "rms", "max", "mean_of_max"]
@@ -55,6 +57,8 @@ class Schema:
 
     def __init__(self, metrics: Sequence[Metric]):
         self._reported: set[str] = set()
+        # For `first_nonfinite`: a reference to what tells the order of execution, as the step knows it.
+        self.order: Callable[[], Callable[[], Sequence[Any]] | None] | None = None
         self.replace(metrics)
 
     def replace(self, metrics: Sequence[Metric]) -> None:
@@ -120,6 +124,25 @@ class Schema:
             else:
                 unpacked[name] = value
         return unpacked
+
+    def first_nonfinite(self, stats: Any) -> FirstNonfinite | None:
+        """Which weight, activation or gradient was not finite first, in the order in which the step computed them.
+
+        Args:
+            stats: The step's second output, or what `unpack` made of it.
+
+        Returns:
+            None where everything that was measured is finite. An order of execution is known only to the schema of an
+            `InstrumentedStep`; another one takes its metrics in the vector's order.
+        """
+        values = stats if isinstance(stats, Mapping) else self.unpack(stats)
+        order_of = self.order() if self.order is not None else None
+        if order_of is not None:
+            order = order_of()
+        else:
+            order = [*((kind, name[len(kind) + 6:]) for kind in ("weight", "grad") for name in self.names
+                       if name.startswith(f"{kind}/norm/")), ("weight", ""), ("loss", ""), ("grad", "")]
+        return first_nonfinite(values, order)
 
     def _report_silent(self, cell: str) -> None:
         if cell in self._reported:

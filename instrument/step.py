@@ -19,6 +19,7 @@ from instrument import _compat, gradients
 from instrument import stats as measure
 from instrument.arguments import check_arguments
 from instrument.losses import MAX_PARTS, LossKey, LossOutputs
+from instrument.nonfinite import Place, execution_order
 from instrument.norms import NormStats
 from instrument.schedule import Schedule, draws_random_numbers
 from instrument.schema import Metric, Schema
@@ -153,6 +154,7 @@ class InstrumentedStep(nn.TrainOneStepCell):
         statistics = [statistics_of(cell, activation_stats, counts) for _, cell in chosen]
         self._hide("taps", Taps(chosen, statistics, activation_gradients, self) if chosen else None)
         self._hide("_schema", Schema([]))
+        self._schema.order = weakref.WeakMethod(self._execution_order)
         try:
             self._build()
         except BaseException:
@@ -200,6 +202,9 @@ class InstrumentedStep(nn.TrainOneStepCell):
         if self.max_grad_norm is not None:
             metrics.append(Metric("grad/norm_clipped", "1", "global", "identical"))
         self._schema.replace(metrics + list(self.norm_stats.schema.metrics) + (self.taps.metrics() if self.taps else []))
+
+    def _execution_order(self) -> list[Place]:
+        return execution_order(self.network, self.taps.in_order() if self.taps is not None else [], self.norm_stats.weights)
 
     def _make_loss_scale(self, loss_scale: LossScale) -> None:
         self.loss_scaling_manager = None
@@ -259,7 +264,7 @@ class InstrumentedStep(nn.TrainOneStepCell):
             return self._closing_the_gate(super().__call__, *args, **kwargs)
         self.decide_in_graph(False)
         self.measuring = schedule.decide()
-        phase = self.phase
+        phase: str = getattr(self, "phase")  # noqa: B009  (the type checker knows no property of MindSpore's)
         if not self.measuring:
             self.phase = phase + UNMEASURED
         try:

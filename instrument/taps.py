@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 import types
 import weakref
 from collections.abc import Sequence
@@ -132,6 +133,9 @@ _gated_carrier = functools.lru_cache(maxsize=None)(_GatedCarrier)
 
 _ALWAYS = Tensor(1.0, ms.float32)
 
+_identities, _turns = itertools.count(), itertools.count()
+_by_identity: weakref.WeakValueDictionary[int, Tap] = weakref.WeakValueDictionary()
+
 
 class Tap(nn.Cell):
     """Measures the output of one cell.
@@ -145,6 +149,9 @@ class Tap(nn.Cell):
     def __init__(self, name: str, statistics: Sequence[str], gradients: bool):
         super().__init__(auto_prefix=False)
         self.cell_name = name
+        self.turn: int | None = None  # when the forward comes to it, known once the network has been compiled or called
+        self.identity = next(_identities)
+        _by_identity[self.identity] = self
         self.statistics = tuple(stat for stat in ALL_STATS if stat == "count" or stat in statistics)
         recipes = [_RECIPES[stat] for stat in self.statistics]
         needed = {column for recipe in recipes for column in (recipe.numerator, recipe.denominator, recipe.witness[-1])}
@@ -161,14 +168,14 @@ class Tap(nn.Cell):
 
     def construct(self, output):
         if isinstance(output, Tensor):
-            first_float(self.cell_name, (output.dtype,))
+            first_float(self.cell_name, self.identity, (output.dtype,))
             return self.carrier(output, self.slot, self.flag)
         if isinstance(output, dict):
             keys = list(output.keys())
-            chosen = first_float(self.cell_name, dtypes_of(list(output.values())))
+            chosen = first_float(self.cell_name, self.identity, dtypes_of(list(output.values())))
             output[keys[chosen]] = self.carrier(output[keys[chosen]], self.slot, self.flag)
             return output
-        chosen = first_float(self.cell_name, dtypes_of(output))
+        chosen = first_float(self.cell_name, self.identity, dtypes_of(output))
         measured = self.carrier(output[chosen], self.slot, self.flag)
         if isinstance(output, list):
             return output[:chosen] + [measured] + output[chosen + 1:]
@@ -176,8 +183,15 @@ class Tap(nn.Cell):
 
 
 @_compat.constexpr
-def first_float(name: str, dtypes: tuple[Any, ...]) -> int:
-    """Position of the first float tensor in the output of the cell `name`; TypeError where there is none."""
+def first_float(name: str, identity: int, dtypes: tuple[Any, ...]) -> int:
+    """Position of the first float tensor in the output of the cell `name`; TypeError where there is none.
+
+    Tells the tap of this identity that it is its turn: compiling, or running in PyNative mode, goes through the cells in
+    the order of the forward.
+    """
+    tap = _by_identity[identity]
+    if tap.turn is None:
+        tap.turn = next(_turns)
     for position, dtype in enumerate(dtypes):
         if dtype in _compat.FLOAT_TYPES:
             return position
@@ -234,6 +248,11 @@ class Taps:
         for cell in self.cells:
             _strip(cell)
         self.cells = []
+
+    def in_order(self) -> list[tuple[str, nn.Cell]]:
+        """The measured cells with their names, in the order of the forward; first of all those it has come to."""
+        turns = [(tap.turn is None, tap.turn, i) for i, tap in enumerate(self.taps)]
+        return [(self.taps[i].cell_name, self.cells[i]) for *_, i in sorted(turns)]
 
     def metrics(self) -> list[Metric]:
         """What `ActivationStats` returns, in its order."""

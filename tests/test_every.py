@@ -60,8 +60,10 @@ def called(step, where):
     return step if where == "called" else InAnotherCell(step).set_train()
 
 
-@pytest.mark.parametrize("options", [
-    {}, {"max_grad_norm": 0.05}, {"loss_scale": 8.0}, {"accumulate": 2, "max_grad_norm": 0.05}], ids=lambda o: "+".join(o) or "-")
+OPTIONS = [{}, {"max_grad_norm": 0.05}, {"loss_scale": 8.0}, {"accumulate": 2, "max_grad_norm": 0.05}]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "+".join(options) or "-")
 def test_measured_rows_and_weights_are_those_of_measuring_always(mode, where, options):
     batches = mlp_batches(STEPS * options.get("accumulate", 1))
     weights, rows = [], []
