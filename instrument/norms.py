@@ -61,9 +61,10 @@ class SquareSums(nn.Cell):
         self.seen_lengths = tuple(seen_lengths[:gradients]), tuple(seen_lengths[gradients:])
         is_raw = np.repeat([length == 1 for length in lengths], numbers)
         self.is_raw, self.is_raw_gradient = Tensor(is_raw), Tensor(is_raw[:sum(numbers[:gradients])])
-        self.gradient_sums = _SegmentSums(numbers[:gradients])
-        self.sums = _SegmentSums(numbers)
-        self.seen_sums = _SegmentSums([stats.number_of_row_sums(*pair) for pair in zip(sizes, seen_lengths)])
+        self.gradient_sums = SegmentSums(numbers[:gradients])
+        self.sums = SegmentSums(numbers)
+        seen_numbers = [stats.number_of_row_sums(*pair) for pair in zip(sizes, seen_lengths)]
+        self.seen_sums, self.gradient_seen_sums = SegmentSums(seen_numbers), SegmentSums(seen_numbers[:gradients])
         self.abs = ops.Abs()
         self.mul = ops.Mul()
         self.select = ops.Select()
@@ -87,13 +88,18 @@ class SquareSums(nn.Cell):
                             self.concat(self.map(_seen_rows, weights, self.seen_lengths[1]))))
         return self.sums(self.select(self.is_raw, self.mul(rows, rows), rows)), self.seen_sums(self.abs(seen))
 
+    def of_one(self, grads):
+        """As `construct`, of the gradients alone, or of whatever has their shapes."""
+        seen = self.concat(self.map(_seen_rows, grads, self.seen_lengths[0]))
+        return self.of_gradients(grads), self.gradient_seen_sums(self.abs(seen))
+
     def of_gradients(self, grads):
         """The sums of squares of the gradients alone."""
         rows = self.concat(self.map(_rows, grads, self.lengths[0]))
         return self.gradient_sums(self.select(self.is_raw_gradient, self.mul(rows, rows), rows))
 
 
-class _SegmentSums(nn.Cell):
+class SegmentSums(nn.Cell):
     """Sums of consecutive parts of a vector, in two stages. Args: lengths: of the parts."""
 
     def __init__(self, lengths: Sequence[int]):
@@ -167,8 +173,8 @@ class NormStats(nn.Cell):
         sizes = np.array([stats.size_of(shape) for shape in shapes], np.float32)
         self.gradients = len(parameters)
         self.square_sums = SquareSums(shapes, self.gradients)
-        self.gradient_total = _SegmentSums([self.gradients])
-        self.totals = _SegmentSums([self.gradients, len(shapes) - self.gradients])
+        self.gradient_total = SegmentSums([self.gradients])
+        self.totals = SegmentSums([self.gradients, len(shapes) - self.gradients])
         self.elements = Tensor(sizes)
         self.total_elements = Tensor([sizes[:self.gradients].sum(), sizes[self.gradients:].sum()], ms.float32)
         self.schema = Schema(self._metrics([p.name for p in parameters], [p.name for p in frozen], gradient_scope))
@@ -185,25 +191,27 @@ class NormStats(nn.Cell):
         return self.measure(grads)[0]
 
     def measure(self, grads):
-        """As `construct`, and the sum of all squared gradients, float32 [1]: not finite only where a gradient is not.
+        """As `construct`; the sum of all squared gradients, float32 [1], not finite only where a gradient is not; and the
+        norms of the gradients and then the weights, float32 [number of both].
 
         A norm is NaN too where squares have underflowed, which is neither an overflow nor a reason to clip.
         """
         squares, seen = self.square_sums(grads, self.weights)
         totals = self.totals(squares)
+        norms = stats.root(squares, self.elements, seen)
         values = (stats.root(totals, self.total_elements, self.totals(seen)),
                   self.sum(stats.is_nonfinite(squares[:self.gradients]), 0))
         if self.counts:
             zeros = self.sum(self.stack(self.map(_zeros, grads)), 0)
             values = values + (zeros / self.total_elements[:1],)
         if self.per_parameter:
-            values = values + (stats.root(squares, self.elements, seen),)
+            values = values + (norms,)
             if self.counts:
                 values = values + (self.stack(self.map(_nonfinite, grads)),)
-        return self.concat(values), totals[:1]
+        return self.concat(values), totals[:1], norms
 
     def gradient_square_sum(self, grads):
-        """The second output of `measure` alone, the same to the bit."""
+        """The second result of `measure` alone, the same to the bit."""
         return self.gradient_total(self.square_sums.of_gradients(grads))
 
     def _metrics(self, trained: list[str], frozen: list[str], scope: Scope) -> list[Metric]:

@@ -21,6 +21,7 @@ from instrument.arguments import check_arguments
 from instrument.losses import MAX_PARTS, LossKey, LossOutputs
 from instrument.nonfinite import Place, execution_order
 from instrument.norms import NormStats
+from instrument.optimizer_stats import MomentStats, UpdateStats, moments_of
 from instrument.schedule import Schedule, draws_random_numbers
 from instrument.schema import Metric, Schema
 from instrument.select import Activations, can_be_exactly_zero, select_cells
@@ -89,6 +90,9 @@ class InstrumentedStep(nn.TrainOneStepCell):
         activation_gradients: Whether the gradients of the loss by these outputs are measured too, unscaled, unclipped,
             of this rank's own loss.
         per_parameter: Whether norms of each parameter are there beside the totals.
+        updates: Norms of what each update changed, and their ratio to the norms of the weights before it, from the weights
+            before and after: of half-precision weights, what rounding has left of the update.
+        moments: Norms of the optimizer's moments as this step found them, and the cosine of first moment and gradient.
         every: Measure step 1, each multiple of `every`, and the step after `measure_next()`; the other steps cost what the
             stock cell costs, and return the last vector again, whose `step` says so (0 before the first one).
         counts: Count elements too: `grad/nonfinite/<parameter>`, `grad/zero_fraction`, and of every measured cell
@@ -118,11 +122,14 @@ class InstrumentedStep(nn.TrainOneStepCell):
     def __init__(self, network: nn.Cell, optimizer: nn.Cell, *, loss_scale: LossScale = None,
                  max_grad_norm: float | None = None, accumulate: int = 1, loss_key: LossKey = None,
                  activations: Activations = "blocks", activation_stats: Sequence[str] = DEFAULT_STATS,
-                 activation_gradients: bool = False, per_parameter: bool = True, counts: bool = False, every: int = 1):
+                 activation_gradients: bool = False, per_parameter: bool = True, counts: bool = False,
+                 updates: bool = False, moments: bool = False, every: int = 1):
         nn.Cell.__init__(self, auto_prefix=False)  # first, because the destructor of 2.0.0 fails on less than a Cell
         _compat.warn_if_untested()
         check_arguments(network, optimizer, loss_scale=loss_scale, max_grad_norm=max_grad_norm, accumulate=accumulate,
                         loss_key=loss_key, activation_stats=activation_stats, every=every)
+        if moments:
+            moments_of(optimizer)
         check_no_other_step(network)
         release(network)
         chosen = select_cells(network, activations)
@@ -143,6 +150,9 @@ class InstrumentedStep(nn.TrainOneStepCell):
         self._hide("outputs", LossOutputs(network, loss_key, self.scaled, weakref.WeakMethod(self._name_metrics)))
         self._hide("norm_stats", NormStats(self.weights, frozen=frozen_weights(network, self.weights),
                                            per_parameter=per_parameter, counts=counts))
+        self.has_updates, self.has_moments = bool(updates), bool(moments)
+        self._hide("update_stats", UpdateStats(self.weights, per_parameter) if updates else None)
+        self._hide("moment_stats", MomentStats(optimizer, per_parameter) if moments else None)
         self._hide("step_count", state("step", np.zeros((), np.int32)))
         self._hide("micro_step", state("micro_step", np.zeros((), np.int32)))
         self._hide("schedule", Schedule(every, accumulate, self.step_count, self.micro_step))
@@ -201,7 +211,10 @@ class InstrumentedStep(nn.TrainOneStepCell):
                         Metric("skipped", "flag", "global", "identical")]
         if self.max_grad_norm is not None:
             metrics.append(Metric("grad/norm_clipped", "1", "global", "identical"))
-        self._schema.replace(metrics + list(self.norm_stats.schema.metrics) + (self.taps.metrics() if self.taps else []))
+        metrics += self.norm_stats.schema.metrics
+        for part in (self.taps, self.moment_stats, self.update_stats):  # in the order of the vector
+            metrics += part.metrics() if part is not None else []
+        self._schema.replace(metrics)
 
     def _execution_order(self) -> list[Place]:
         return execution_order(self.network, self.taps.in_order() if self.taps is not None else [], self.norm_stats.weights)
@@ -309,8 +322,8 @@ class InstrumentedStep(nn.TrainOneStepCell):
         else:
             (_, loss, losses), grads = self.value_and_grad_alone(self.scale_sense, *inputs)
         if self.accumulate == 1:
-            done, stats = self._update(losses, grads[:self.weight_count], grads[self.weight_count:])
-            return ops.depend(loss, done), stats
+            stats = self._update(losses, grads[:self.weight_count], grads[self.weight_count:])
+            return ops.depend(loss, stats), stats
         return loss, self._accumulate(losses, grads)
 
     def _accumulate(self, losses, grads):
@@ -323,12 +336,11 @@ class InstrumentedStep(nn.TrainOneStepCell):
         calls = self.micro_step + 1
         if ops.Equal()(calls, self.calls_an_update):
             means = self.map(ops.partial(gradients.mean, self.share), grads[:self.weight_count], sums[:self.weight_count])
-            done, stats = self._update(loss_sums[:losses.shape[0]] * self.share, means, sums[self.weight_count:])
+            stats = self._update(loss_sums[:losses.shape[0]] * self.share, means, sums[self.weight_count:])
             self._keep(stats)
             self.map(gradients.clear, buffers)
             ops.assign(self.loss_sums, ops.zeros_like(loss_sums))
             ops.assign(self.micro_step, calls - self.accumulate)
-            stats = ops.depend(stats, done)
         else:
             self.map(gradients.assign, buffers, sums)
             ops.assign(self.loss_sums, loss_sums)
@@ -357,7 +369,7 @@ class InstrumentedStep(nn.TrainOneStepCell):
             carried: The slots' gradients.
 
         Returns:
-            What the loss must wait for, and the vector.
+            The vector, which comes after the update.
         """
         scale = ops.reshape(self.scale_sense, ())
         if self.scaled:
@@ -366,46 +378,58 @@ class InstrumentedStep(nn.TrainOneStepCell):
         step = self.step_count + 1
         ops.assign(self.step_count, step)
         if not self.measuring:
-            stats, squares = losses, self._gradient_square_sum(grads)
-        elif self.decides_in_graph:
-            if self.schedule.is_on():
-                stats, squares = self._measure(step, scale, losses, grads, carried)
-                self._keep(stats)
-            else:
-                stats, squares = self._kept(losses), self._gradient_square_sum(grads)
+            return self._apply(grads, self._gradient_square_sum(grads), losses)
+        if not self.decides_in_graph:
+            return self._measured_update(step, scale, losses, grads, carried)
+        if self.schedule.is_on():
+            stats = self._measured_update(step, scale, losses, grads, carried)
+            self._keep(stats)
         else:
-            stats, squares = self._measure(step, scale, losses, grads, carried)
+            stats = self._apply(grads, self._gradient_square_sum(grads), self._kept(losses))
+        return ops.depend(stats, self.schedule.advance(step))
+
+    def _measured_update(self, step, scale, losses, grads, carried):
+        stats, squares, norms = self._measure(step, scale, losses, grads, carried)
+        if not self.has_updates:
+            return self._apply(grads, squares, stats)
+        before = self.update_stats.before()
+        stats = self._apply(ops.depend(grads, before), squares, stats)
+        weight_norms = norms[self.weight_count:2 * self.weight_count]
+        return self.concat((stats, self.update_stats(ops.depend(before, stats), weight_norms)))
+
+    def _apply(self, grads, squares, stats):
+        """Clip and update, unless there is an overflow. Returns: `stats`, which then comes after the update."""
         if self.max_grad_norm is not None:
             factor = ops.reshape(self._clip_factor(squares), ())
             grads = self.map(ops.partial(gradients.clip, factor), grads)
         # The optimizer waits for the vector, so that what is measured of the weights is what this forward used.
         grads = ops.depend(grads, stats)
-        if self.decides_in_graph:
-            grads = ops.depend(grads, self.schedule.advance(step))
         if self.exits_on_request:
             grads = self.graceful_exit.exit_by_request(grads, self.init_param, self.exit_param)
         if not self.scaled:
-            return self.optimizer(grads), stats
+            return ops.depend(stats, self.optimizer(grads))
         overflowed = ops.Greater()(ops.reshape(measure.is_nonfinite(squares), ()), self.no_overflow)
         if self.loss_scaling_manager is not None:
             overflowed = self.loss_scaling_manager(self.scale_sense, overflowed)
         if not overflowed:
             stats = ops.depend(stats, self.optimizer(grads))
-        return stats, stats
+        return stats
 
     def _measure(self, step, scale, losses, grads, carried):
-        """Returns: the vector, and the sum of all squared gradients, float32 [1]."""
-        norms, squares = self.norm_stats.measure(grads)
+        """Returns: the vector up to what the update adds, and what `NormStats.measure` returns beside its own."""
+        values, squares, norms = self.norm_stats.measure(grads)
         head = (ops.reshape(ops.cast(step, ms.float32), (1,)), losses)
         if self.scaled:
             overflow = measure.is_nonfinite(squares)
             head = head + (ops.reshape(scale, (1,)), overflow, overflow)
         if self.max_grad_norm is not None:
-            head = head + (norms[:1] * self._clip_factor(squares),)  # the schema of NormStats starts with grad/norm
-        head = head + (norms,)
+            head = head + (values[:1] * self._clip_factor(squares),)  # the schema of NormStats starts with grad/norm
+        head = head + (values,)
         if self.has_taps:
             head = head + (self.activation_stats(carried, scale),)
-        return self.concat(head), squares
+        if self.has_moments:
+            head = head + (self.moment_stats(grads, norms[:self.weight_count]),)
+        return self.concat(head), squares, norms
 
     def _gradient_square_sum(self, grads):
         """The sum of all squared gradients, float32 [1], where an update needs it."""
