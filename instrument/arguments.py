@@ -12,7 +12,8 @@ from instrument.taps import ALL_STATS
 
 
 def check_arguments(network: Any, optimizer: Any, *, loss_scale: Any, max_grad_norm: Any, accumulate: Any, loss_key: Any,
-                    activation_stats: Any, every: Any = 1) -> None:
+                    activation_stats: Any, every: Any = 1,
+                    window: Any = None, spike_window: Any = None, skip_spikes: Any = None) -> None:
     """Raise TypeError or ValueError for the first argument that cannot work."""
     if not isinstance(network, nn.Cell):
         raise TypeError(f"`network` must be a Cell that returns the loss, but it is a {type(network).__name__}. "
@@ -41,10 +42,22 @@ def check_arguments(network: Any, optimizer: Any, *, loss_scale: Any, max_grad_n
                              "them already. Make it without loss_scale and give InstrumentedStep the argument loss_scale.")
     if max_grad_norm is not None and not (is_number(max_grad_norm) and 0 < max_grad_norm < float("inf")):
         raise ValueError(f"`max_grad_norm` must be a positive number or None (no clipping), but it is {max_grad_norm!r}.")
-    if not isinstance(accumulate, numbers.Integral) or isinstance(accumulate, bool) or accumulate < 1:
+    if not (is_whole(accumulate) and accumulate >= 1):
         raise ValueError(f"`accumulate` must be a whole number of calls from 1, but it is {accumulate!r}.")
-    if not isinstance(every, numbers.Integral) or isinstance(every, bool) or every < 1:
+    if not (is_whole(every) and every >= 1):
         raise ValueError(f"`every` must be a whole number of steps from 1, but it is {every!r}.")
+    if window is not None and not (is_whole(window) and window >= 1):
+        raise ValueError(f"`window` must be a whole number of steps from 1, or None, but it is {window!r}.")
+    if spike_window is not None and not (is_whole(spike_window) and spike_window >= 2):
+        raise ValueError(f"`spike_window` must be a whole number of steps from 2, or None, but it is {spike_window!r}.")
+    if skip_spikes is not None:
+        if not (is_number(skip_spikes) and skip_spikes > 0):
+            raise ValueError(f"`skip_spikes` must be a positive number of standard deviations, or None, but it is "
+                             f"{skip_spikes!r}.")
+        if spike_window is None:
+            raise ValueError("`skip_spikes` compares with the last good steps: say how many by `spike_window`.")
+        if every != 1:
+            raise ValueError(f"`skip_spikes` looks at each step, and every={every} measures some only. Use every=1 with it.")
     if loss_key is not None and (not isinstance(loss_key, (str, int)) or isinstance(loss_key, bool)):
         raise TypeError(f"`loss_key` must be a key (str), an index (int) or None, but it is {loss_key!r}.")
     check_loss_scale(loss_scale)
@@ -74,3 +87,8 @@ def check_loss_scale(loss_scale: Any) -> None:
 def is_number(value: Any) -> bool:
     """Whether this is a real number and no flag."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def is_whole(value: Any) -> bool:
+    """Whether this is an integer and no flag."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)

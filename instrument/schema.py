@@ -26,7 +26,7 @@ class Metric:
     Attributes:
         name: `group/statistic` or `group/statistic/object`; the object is MindSpore's own parameter or cell name.
         unit: `step`, `loss`, `1` (dimensionless, in the unit of the tensor measured), `calls`, `elements`,
-            `parameters`, `fraction` or `flag` (0 or 1).
+            `parameters`, `fraction`, `deviations` (standard deviations) or `flag` (0 or 1).
         scope: `global` is one number for all ranks of a data parallel job; `local` is this rank's own.
         merge: how values of several calls, micro-batches or ranks make one: `identical` (they are all the same),
             `sum`, `mean` (weighted by elements where the numbers of elements differ), `rms` (root of the mean of

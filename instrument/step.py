@@ -14,6 +14,7 @@ from typing import Any, Union
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore.communication import get_group_size
 
 from instrument import _compat, gradients
 from instrument import stats as measure
@@ -25,7 +26,9 @@ from instrument.optimizer_stats import MomentStats, UpdateStats, moments_of
 from instrument.schedule import Schedule, draws_random_numbers
 from instrument.schema import Metric, Schema
 from instrument.select import Activations, can_be_exactly_zero, select_cells
+from instrument.spikes import SpikeScore
 from instrument.taps import DEFAULT_STATS, ActivationStats, Taps, check_free, owners_of, release
+from instrument.window import RingBuffer, Window
 
 LossScale = Union[float, Tensor, nn.Cell, None]
 
@@ -95,6 +98,12 @@ class InstrumentedStep(nn.TrainOneStepCell):
         moments: Norms of the optimizer's moments as this step found them, and the cosine of first moment and gradient.
         every: Measure step 1, each multiple of `every`, and the step after `measure_next()`; the other steps cost what the
             stock cell costs, and return the last vector again, whose `step` says so (0 before the first one).
+        window: Keep the vectors of the last `window` measured steps on the device, for `read_window()`: a data sink runs many
+            steps in one call.
+        spike_window: Add `spike/score`, how far loss and gradient norm stand above those of the last `spike_window` good
+            steps, in standard deviations. Its history is the Parameter `spike_history` of the step, and in checkpoints of
+            it; a checkpoint without it starts an empty one.
+        skip_spikes: Leave out the update of a step whose score is above this; `skipped` says so.
         counts: Count elements too: `grad/nonfinite/<parameter>`, `grad/zero_fraction`, and of every measured cell
             `zero_fraction` and `nonfinite_elements`.
 
@@ -123,11 +132,13 @@ class InstrumentedStep(nn.TrainOneStepCell):
                  max_grad_norm: float | None = None, accumulate: int = 1, loss_key: LossKey = None,
                  activations: Activations = "blocks", activation_stats: Sequence[str] = DEFAULT_STATS,
                  activation_gradients: bool = False, per_parameter: bool = True, counts: bool = False,
-                 updates: bool = False, moments: bool = False, every: int = 1):
+                 updates: bool = False, moments: bool = False, every: int = 1, window: int | None = None,
+                 spike_window: int | None = None, skip_spikes: float | None = None):
         nn.Cell.__init__(self, auto_prefix=False)  # first, because the destructor of 2.0.0 fails on less than a Cell
         _compat.warn_if_untested()
         check_arguments(network, optimizer, loss_scale=loss_scale, max_grad_norm=max_grad_norm, accumulate=accumulate,
-                        loss_key=loss_key, activation_stats=activation_stats, every=every)
+                        loss_key=loss_key, activation_stats=activation_stats, every=every, window=window,
+                        spike_window=spike_window, skip_spikes=skip_spikes)
         if moments:
             moments_of(optimizer)
         check_no_other_step(network)
@@ -141,12 +152,25 @@ class InstrumentedStep(nn.TrainOneStepCell):
         self.scaled = loss_scale is not None
         self._make_loss_scale(loss_scale)
         self.max_grad_norm = max_grad_norm
-        self.no_overflow = Tensor(0.0, ms.float32)
+        self.zero = Tensor(0.0, ms.float32)
         self.ceiling = Tensor([max_grad_norm or 0.0], ms.float32)
         self.accumulate = accumulate
         # Tensors, because with numbers 2.10 makes operators that no platform is documented for.
         self.calls_an_update = Tensor(accumulate, ms.int32)
-        # Everything below stays outside the Cell tree: it is in no checkpoint and renames nothing.
+        # What is hidden stays outside the Cell tree: it is in no checkpoint and renames nothing.
+        self.window = window
+        self.has_spikes, self.skips_spikes = spike_window is not None, skip_spikes is not None
+        self.can_skip = self.scaled or self.skips_spikes
+        self.threshold = Tensor([skip_spikes or 0.0], ms.float32)
+        self.no_spike = Tensor([0.0], ms.float32)
+        self.averages_loss = self.has_spikes and bool(self.reducer_flag)  # ranks must decide alike
+        if spike_window is not None:
+            self.spike_history = Parameter(Tensor(np.zeros((spike_window + 1, 2)), ms.float32), name="spike_history",
+                                           requires_grad=False)
+            self._hide("spike_score", SpikeScore(spike_window, self.spike_history))
+        if self.averages_loss:
+            self._hide("all_reduce", ops.AllReduce())
+            self.rank_share = Tensor([1 / get_group_size()], ms.float32)
         self._hide("outputs", LossOutputs(network, loss_key, self.scaled, weakref.WeakMethod(self._name_metrics)))
         self._hide("norm_stats", NormStats(self.weights, frozen=frozen_weights(network, self.weights),
                                            per_parameter=per_parameter, counts=counts))
@@ -189,6 +213,7 @@ class InstrumentedStep(nn.TrainOneStepCell):
         last = np.full(self.length_without_losses + LOSSES, np.nan, np.float32)
         last[0] = 0
         self._hide("last_stats", state("last_stats", last))
+        self._hide("ring", RingBuffer(self.window, len(last)) if self.window else None)
         self._hide("latest", None)
         self.schedule.start_anew()
         if self.accumulate > 1:
@@ -207,8 +232,11 @@ class InstrumentedStep(nn.TrainOneStepCell):
         metrics = [Metric("step", "step", "global", "identical"), Metric("loss", "loss", "local", "mean")]
         metrics += [Metric(f"loss/{part}", "loss", "local", "mean") for part in self.outputs.parts]
         if self.scaled:
-            metrics += [Metric("loss_scale", "1", "global", "identical"), Metric("overflow", "flag", "global", "identical"),
-                        Metric("skipped", "flag", "global", "identical")]
+            metrics += [Metric("loss_scale", "1", "global", "identical"), Metric("overflow", "flag", "global", "identical")]
+        if self.can_skip:
+            metrics.append(Metric("skipped", "flag", "global", "identical"))
+        if self.has_spikes:
+            metrics.append(Metric("spike/score", "deviations", "global", "identical"))
         if self.max_grad_norm is not None:
             metrics.append(Metric("grad/norm_clipped", "1", "global", "identical"))
         metrics += self.norm_stats.schema.metrics
@@ -247,6 +275,22 @@ class InstrumentedStep(nn.TrainOneStepCell):
     def measure_next(self) -> None:
         """Measure the next update whatever `every` says. On several ranks, call it on each."""
         self.schedule.measure_next()
+
+    def read_window(self, after: int | None = None) -> Window:
+        """The vectors of measured steps that the device has kept, with one device-to-host copy.
+
+        Args:
+            after: Only steps with a higher number; by default, those that came after the last one read.
+
+        Returns:
+            (rows, overwritten); see `Window`.
+
+        Raises:
+            ValueError: The step was made without `window`.
+        """
+        if self.ring is None:
+            raise ValueError("this step keeps no window: make it with InstrumentedStep(..., window=N).")
+        return self.ring.read(after, len(self._schema))
 
     def owns(self, cell: nn.Cell) -> bool:
         """Whether this step has a tap on this very cell."""
@@ -378,27 +422,31 @@ class InstrumentedStep(nn.TrainOneStepCell):
         step = self.step_count + 1
         ops.assign(self.step_count, step)
         if not self.measuring:
-            return self._apply(grads, self._gradient_square_sum(grads), losses)
+            return self._apply(grads, self._gradient_square_sum(grads), self.no_spike, losses)
         if not self.decides_in_graph:
             return self._measured_update(step, scale, losses, grads, carried)
         if self.schedule.is_on():
             stats = self._measured_update(step, scale, losses, grads, carried)
             self._keep(stats)
         else:
-            stats = self._apply(grads, self._gradient_square_sum(grads), self._kept(losses))
+            stats = self._apply(grads, self._gradient_square_sum(grads), self.no_spike, self._kept(losses))
         return ops.depend(stats, self.schedule.advance(step))
 
     def _measured_update(self, step, scale, losses, grads, carried):
-        stats, squares, norms = self._measure(step, scale, losses, grads, carried)
-        if not self.has_updates:
-            return self._apply(grads, squares, stats)
-        before = self.update_stats.before()
-        stats = self._apply(ops.depend(grads, before), squares, stats)
-        weight_norms = norms[self.weight_count:2 * self.weight_count]
-        return self.concat((stats, self.update_stats(ops.depend(before, stats), weight_norms)))
+        stats, squares, norms, spiked = self._measure(step, scale, losses, grads, carried)
+        if self.has_updates:
+            before = self.update_stats.before()
+            stats = self._apply(ops.depend(grads, before), squares, spiked, stats)
+            weight_norms = norms[self.weight_count:2 * self.weight_count]
+            stats = self.concat((stats, self.update_stats(ops.depend(before, stats), weight_norms)))
+        else:
+            stats = self._apply(grads, squares, spiked, stats)
+        if self.window is not None:
+            stats = ops.depend(stats, self.ring(pad(stats, self.length_without_losses + LOSSES)))
+        return stats
 
-    def _apply(self, grads, squares, stats):
-        """Clip and update, unless there is an overflow. Returns: `stats`, which then comes after the update."""
+    def _apply(self, grads, squares, spiked, stats):
+        """Clip and update, unless there is an overflow or a spike. Returns: `stats`, which then comes after the update."""
         if self.max_grad_norm is not None:
             factor = ops.reshape(self._clip_factor(squares), ())
             grads = self.map(ops.partial(gradients.clip, factor), grads)
@@ -406,30 +454,48 @@ class InstrumentedStep(nn.TrainOneStepCell):
         grads = ops.depend(grads, stats)
         if self.exits_on_request:
             grads = self.graceful_exit.exit_by_request(grads, self.init_param, self.exit_param)
-        if not self.scaled:
+        if not self.can_skip:
             return ops.depend(stats, self.optimizer(grads))
-        overflowed = ops.Greater()(ops.reshape(measure.is_nonfinite(squares), ()), self.no_overflow)
-        if self.loss_scaling_manager is not None:
-            overflowed = self.loss_scaling_manager(self.scale_sense, overflowed)
-        if not overflowed:
+        skipped = ops.Greater()(ops.reshape(spiked, ()), self.zero)
+        if self.scaled:
+            overflowed = ops.Greater()(ops.reshape(measure.is_nonfinite(squares), ()), self.zero)
+            if self.loss_scaling_manager is not None:
+                overflowed = self.loss_scaling_manager(self.scale_sense, overflowed)
+            skipped = ops.LogicalOr()(ops.reshape(overflowed, ()), skipped)
+        if not skipped:
             stats = ops.depend(stats, self.optimizer(grads))
         return stats
 
     def _measure(self, step, scale, losses, grads, carried):
-        """Returns: the vector up to what the update adds, and what `NormStats.measure` returns beside its own."""
+        """Returns: the vector up to what the update adds; the sum of all squared gradients and the norms, as
+        `NormStats.measure` returns them; and 1 where a spike leaves the update out, float32 [1]."""
         values, squares, norms = self.norm_stats.measure(grads)
         head = (ops.reshape(ops.cast(step, ms.float32), (1,)), losses)
+        overflow, spiked = self.no_spike, self.no_spike
         if self.scaled:
             overflow = measure.is_nonfinite(squares)
-            head = head + (ops.reshape(scale, (1,)), overflow, overflow)
+            head = head + (ops.reshape(scale, (1,)), overflow)
+        if self.has_spikes:
+            loss = losses[:1]
+            if self.averages_loss:
+                loss = self.all_reduce(loss) * self.rank_share
+            seen = self.concat((loss, values[:1]))  # the schema of NormStats starts with grad/norm
+            score = self.spike_score(seen)
+            if self.skips_spikes:
+                spiked = ops.cast(ops.Greater()(score, self.threshold), ms.float32)
+        skipped = ops.Maximum()(overflow, spiked)
+        if self.can_skip:
+            head = head + (skipped,)
+        if self.has_spikes:
+            head = head + (ops.depend(score, self.spike_score.remember(seen, skipped)),)
         if self.max_grad_norm is not None:
-            head = head + (values[:1] * self._clip_factor(squares),)  # the schema of NormStats starts with grad/norm
+            head = head + (values[:1] * self._clip_factor(squares),)
         head = head + (values,)
         if self.has_taps:
             head = head + (self.activation_stats(carried, scale),)
         if self.has_moments:
             head = head + (self.moment_stats(grads, norms[:self.weight_count]),)
-        return self.concat(head), squares, norms
+        return self.concat(head), squares, norms, spiked
 
     def _gradient_square_sum(self, grads):
         """The sum of all squared gradients, float32 [1], where an update needs it."""
