@@ -88,22 +88,36 @@ def plain(tmp_path_factory, batch):
     return operators_of(step, tmp_path_factory.mktemp("plain"), *batch)
 
 
-@pytest.fixture(scope="module", params=["CPU", "Ascend"])
+class Deciding(InstrumentedStep):
+    """As in another compiled cell, where the graph decides which steps it measures."""
+
+    def decide_in_graph(self, yes):
+        super().decide_in_graph(True)
+
+
+EVERYTHING = {"CPU": (InstrumentedStep, "CPU", {}), "Ascend": (InstrumentedStep, "Ascend", {}),
+              "with a condition": (Deciding, "Ascend", {"every": 3})}
+
+
+@pytest.fixture(scope="module", params=EVERYTHING)
 def added(request, tmp_path_factory, batch, plain):
     """The operators that the step with everything on has beyond those of the stock step, where it believes itself on a CPU
     and where on an accelerator: it takes other reductions there."""
+    kind, target, options = EVERYTHING[request.param]
     network = MLP()
-    step = InstrumentedStep(network, nn.Momentum(network.trainable_params(), 0.1, 0.9),
-                            loss_scale=nn.DynamicLossScaleUpdateCell(1024, 2, 100), max_grad_norm=1.0, accumulate=2,
-                            activations="leaves", activation_stats=ALL_STATS, activation_gradients=True, counts=True)
+    step = kind(network, nn.Momentum(network.trainable_params(), 0.1, 0.9),
+                loss_scale=nn.DynamicLossScaleUpdateCell(1024, 2, 100), max_grad_norm=1.0, accumulate=2,
+                activations="leaves", activation_stats=ALL_STATS, activation_gradients=True, counts=True, updates=True,
+                moments=True, window=4, spike_window=4, **options)
     step.set_train()
+    step.decide_in_graph("every" in options)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("instrument._compat.device_target", lambda: request.param)
+        patch.setattr("instrument._compat.device_target", lambda: target)
         return operators_of(step, tmp_path_factory.mktemp("instrumented"), *batch) - plain
 
 
 def test_the_graphs_are_read(plain, added):
-    assert plain["ApplyMomentum"] == 4 and added["ApplyMomentum"] == 0
+    assert plain["ApplyMomentum"] == 4 and added["ApplyMomentum"] % 4 == 0  # once a branch
     assert added["ReduceSum"] > 10 and added["IsFinite"] > 0 and added["ReduceMax"] > 0
 
 

@@ -21,7 +21,7 @@ README = (ROOT / "README.md").read_text("utf-8")
 BLOCKS = {heading: block for heading, text in re.findall(r"^## (.+?)$(.*?)(?=^## |\Z)", README, re.DOTALL | re.MULTILINE)
           for block in re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)}
 PROGRAM, NAN, LOOP = "A MindSpore program", "Where did the NaN come from?", "Loops written with `ms.value_and_grad`"
-SCALING, LOSSES, CELLS = "Loss scaling, clipping, accumulation", "Several losses", "Which cells"
+EVERY, SCALING, LOSSES, CELLS = "Every k-th step", "Loss scaling, clipping, accumulation", "Several losses", "Which cells"
 MONITOR = "monitor"
 
 
@@ -63,11 +63,18 @@ def test_the_program_trains_and_leaves_a_run(run_block, tmp_path, capsys):
     assert not undocumented and {"learning_rate", "step_time"} <= set(records[0])
 
 
-def test_the_first_bad_cell_is_found(run_block):
-    first_bad_cell = run_block(NAN)["first_bad_cell"]
-    values = {"activation/nonfinite/a": 0.0, "activation/nonfinite/b.c": 1.0, "activation/nonfinite/d": 1.0}
-    assert first_bad_cell(values) == "b.c"
-    assert first_bad_cell({"loss": float("nan"), "activation/nonfinite/a": 0.0}) is None
+@pytest.mark.compiles
+def test_the_first_bad_weight_is_found(run_block, capsys):
+    run_block(NAN)
+    assert capsys.readouterr().out.splitlines() == ["weight 2.bias (after weight 2.weight, which was finite)",
+                                                    "weight 2.bias 2.weight"]
+
+
+@pytest.mark.compiles
+def test_every_kth_step_is_measured(run_block, capsys):
+    names = run_block(EVERY)
+    assert capsys.readouterr().out.splitlines() == ["20.0", "[ 1. 10. 16. 20.] 0"]
+    assert names["step"].schema.unpack(names["stats"])["update/norm"] > 0
 
 
 @pytest.mark.compiles
@@ -103,7 +110,7 @@ def test_the_choice_of_cells_runs(run_block):
 
 
 def test_every_python_block_is_run():
-    assert set(BLOCKS) == {PROGRAM, NAN, LOOP, SCALING, LOSSES, CELLS}
+    assert set(BLOCKS) == {PROGRAM, NAN, EVERY, LOOP, SCALING, LOSSES, CELLS}
     assert README.count("```python") == len(BLOCKS)
 
 
@@ -121,7 +128,7 @@ class _Parts(nn.Cell):
 def _metrics(**kwargs):
     network = _Parts()
     ms.set_context(mode=ms.PYNATIVE_MODE)
-    step = InstrumentedStep(network, nn.SGD(network.trainable_params(), 0.1), **kwargs)
+    step = InstrumentedStep(network, nn.Adam(network.trainable_params(), 0.1), **kwargs)
     if "loss_key" in kwargs:
         step(Tensor(np.ones((2, 4), np.float32)))
     ms.set_context(mode=ms.GRAPH_MODE)
@@ -142,7 +149,7 @@ def _rows_of(name):
 def test_every_metric_is_in_the_table_and_every_row_is_a_metric():
     table, seen = _table(), set()
     for metric in _metrics(loss_scale=8.0, max_grad_norm=1.0, loss_key="total", activations="leaves", counts=True,
-                           activation_gradients=True):
+                           activation_gradients=True, updates=True, moments=True, spike_window=4):
         rows = _rows_of(metric.name)
         assert len(rows) == 1, metric.name
         assert table[rows[0]][:2] == (metric.unit, metric.scope), metric.name
