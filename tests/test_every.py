@@ -52,7 +52,9 @@ def rows_of(step, batches, call=None):
 
 
 @pytest.fixture(params=["called", "in another graph"])
-def where(request):
+def where(request, mode):
+    if mode == "pynative" and request.param != "called":
+        pytest.skip("in PyNative mode a cell that lies in another one is called like any other")
     return request.param
 
 
@@ -60,7 +62,7 @@ def called(step, where):
     return step if where == "called" else InAnotherCell(step).set_train()
 
 
-OPTIONS = [{}, {"max_grad_norm": 0.05}, {"loss_scale": 8.0}, {"accumulate": 2, "max_grad_norm": 0.05}]
+OPTIONS = [{}, {"loss_scale": 8.0, "max_grad_norm": 0.05}, {"accumulate": 2, "max_grad_norm": 0.05}]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "+".join(options) or "-")
