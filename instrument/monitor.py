@@ -9,6 +9,7 @@ import contextlib
 import os
 import time
 import warnings
+import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -59,6 +60,9 @@ class TrainingMonitor(_OldHooks):
     - `step_time`: seconds a call of the step, since the last record, with data loading and callbacks, and without
       evaluation between epochs. The first one includes compilation.
 
+    Of a step that keeps a `window`, as for a data sink, all vectors since the last record make one record each; only the
+    last of them has what the host adds.
+
     A record costs one device-to-host copy of the statistics, and then a few bytes for the learning rate.
 
     A writer that raises is reported by one warning and counted in `errors`, and training goes on; so it is with other
@@ -99,11 +103,13 @@ class TrainingMonitor(_OldHooks):
         if not self.writers:
             raise ValueError("a monitor needs somewhere to write: give run_dir, writers, or both.")
         self.errors: Counter[str] = Counter()
+        self.overwritten = 0  # measured steps that a window on the device lost before they were read
         self._contexts = 0  # how many `with` blocks we are in
         self._network: Any = None
         self._step_cell: Any = None  # the cell in the network that has a schema
         self._last_step = 0  # the step of the last record
-        self._last_stats: Any = None  # the vector that it was read from: a call that measures nothing returns it again
+        # Refers to the vector that it was read from: a call that measures nothing returns it again.
+        self._last_stats: weakref.ref[Any] | None = None
         self._offset = 0  # steps of earlier calls of Model.train, for a train cell that does not number its steps
         # Calls of the step are counted by `cur_step_num`: in a data sink one hook stands for many calls.
         self._last_call = 0
@@ -147,24 +153,26 @@ class TrainingMonitor(_OldHooks):
 
     def _observe(self, params: Any, call: int) -> None:
         self._last_read = call
-        record = None
+        records: list[Record] = []
         with self._reported("TrainingMonitor"):
             self._find_step(params.get("train_network"))
-            record = self._read(params.get("net_outputs"), call)
-        if record is None or record.step in (0, self._last_step):
+            records = [record for record in self._read(params.get("net_outputs"), call)
+                       if record.step not in (0, self._last_step)]
+        if not records:
             return
-        self._last_step = record.step
+        self._last_step = records[-1].step
         added: dict[str, float] = {}
         with self._reported("learning_rate"):
-            added.update(self._learning_rates(params, record))
+            added.update(self._learning_rates(params, records[-1]))
         now = time.perf_counter()
         if self._since is not None and call > self._since[1]:
             added["step_time"] = (now - self._since[0]) / (call - self._since[1])
         self._since = now, call
-        record = replace(record, values={**record.values, **added})
-        for writer in self.writers:
-            with self._reported(type(writer).__name__):
-                writer.write(record)
+        records[-1] = replace(records[-1], values={**records[-1].values, **added})
+        for record in records:
+            for writer in self.writers:
+                with self._reported(type(writer).__name__):
+                    writer.write(record)
 
     def _find_step(self, network: Any) -> None:
         if network is self._network:
@@ -174,14 +182,24 @@ class TrainingMonitor(_OldHooks):
             with self._reported(runs.CONFIG):
                 runs.write_schema(self.run_dir, self._step_cell.schema)
 
-    def _read(self, outputs: Any, call: int) -> Record | None:
-        if self._step_cell is not None:
-            if outputs[1] is self._last_stats:
-                return None
-            self._last_stats = outputs[1]
-            return Record.from_stats(outputs[1], self._step_cell.schema, time=time.time())
-        loss = to_float(outputs[0] if isinstance(outputs, (tuple, list)) and outputs else outputs)
-        return Record(self._offset + call, time.time(), {} if loss is None else {"loss": loss})
+    def _read(self, outputs: Any, call: int) -> list[Record]:
+        """The steps that were measured since the last call, in order; one, unless the step kept a window of them."""
+        if self._step_cell is None:
+            loss = to_float(outputs[0] if isinstance(outputs, (tuple, list)) and outputs else outputs)
+            return [Record(self._offset + call, time.time(), {} if loss is None else {"loss": loss})]
+        schema = self._step_cell.schema
+        if self._last_stats is not None and self._last_stats() is outputs[1]:
+            return []
+        with contextlib.suppress(TypeError):
+            self._last_stats = weakref.ref(outputs[1])  # weak, so that it keeps no memory on the device
+        if getattr(self._step_cell, "window", None) is None:
+            return [Record.from_stats(outputs[1], schema, time=time.time())]
+        rows, overwritten = self._step_cell.read_window()
+        if overwritten:
+            self.overwritten += overwritten
+            warnings.warn(f"{overwritten} measured steps were overwritten on the device before the monitor read them: make "
+                          "the step with a larger `window`, or measure fewer steps by `every`.", stacklevel=2)
+        return [Record.from_stats(row, schema, time=time.time()) for row in rows]
 
     def _learning_rates(self, params: Any, record: Record) -> dict[str, float]:
         cell = self._network if self._step_cell is None else self._step_cell

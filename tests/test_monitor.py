@@ -229,8 +229,37 @@ def test_a_step_that_is_not_due_is_not_copied():
             Copied.copies += 1
             return np.array([Copied.copies, 0.0], np.float32)
 
-    Loop(TrainingMonitor(writers=[Memory()], every=3), FakeStep()).train([(0.0, Copied())] * 6)
+    Loop(TrainingMonitor(writers=[Memory()], every=3), FakeStep()).train([(0.0, Copied()) for _ in range(6)])
     assert Copied.copies == 2
+    vector = Copied()  # what a step returns again that measures nothing is copied once
+    Loop(TrainingMonitor(writers=[Memory()]), FakeStep()).train([(0.0, vector)] * 6)
+    assert Copied.copies == 3
+
+
+def test_all_rows_of_a_window_are_recorded_and_lost_ones_told():
+    class Windowed(FakeStep):
+        window = 2
+        reads = [([[1.0, 10.0], [2.0, 20.0]], 0), ([[4.0, 40.0], [5.0, 50.0]], 1)]
+
+        def read_window(self):
+            return self.reads.pop(0)
+
+    memory = Memory()
+    monitor = TrainingMonitor(writers=[memory])
+    with pytest.warns(UserWarning, match="1 measured steps were overwritten.*larger `window`"):
+        Loop(monitor, Windowed()).train(vectors(2, 5))
+    assert memory.steps == [1, 2, 4, 5] and memory.column("loss") == [10.0, 20.0, 40.0, 50.0]
+    assert monitor.overwritten == 1 and "step_time" in memory.records[-1].values
+
+
+def test_every_kth_step_is_recorded_once():
+    net = MLP()
+    for options in ({}, {"window": 8}):
+        step = InstrumentedStep(net, nn.SGD(net.trainable_params(), 0.25), every=3, **options)
+        memory = Memory()
+        Model(step).train(1, dataset(8), callbacks=[TrainingMonitor(writers=[memory])], dataset_sink_mode=False)
+        assert memory.steps == [1, 3, 6]
+        step.remove_taps()
 
 
 def test_several_calls_of_train_continue_the_numbers_of_a_plain_cell():

@@ -116,7 +116,8 @@ def test_the_history_survives_a_checkpoint(tmp_path):
 
 @pytest.mark.parametrize("options, message", [
     ({"spike_window": 1}, "`spike_window` must be"), ({"spike_window": True}, "`spike_window` must be"),
-    ({"skip_spikes": 3.0}, "say how many by `spike_window`"), ({"spike_window": 4, "skip_spikes": -1}, "`skip_spikes` must be"),
+    ({"skip_spikes": 3.0}, "say how many by `spike_window`"),
+    ({"spike_window": 4, "skip_spikes": -1}, "`skip_spikes` must be"),
     ({"spike_window": 4, "skip_spikes": 3.0, "every": 2}, "Use every=1 with it"), ({"window": 0}, "`window` must be")])
 def test_refused(options, message):
     network = Net()
