@@ -471,7 +471,8 @@ class InstrumentedStep(nn.TrainOneStepCell):
         `NormStats.measure` returns them; and 1 where a spike leaves the update out, float32 [1]."""
         values, squares, norms = self.norm_stats.measure(grads)
         head = (ops.reshape(ops.cast(step, ms.float32), (1,)), losses)
-        overflow, spiked, score = self.no_spike, self.no_spike, self.no_spike  # 2.0.0 wants each name set on every way
+        # MindSpore 2.0.0 wants each name set on every way through the construct.
+        overflow, spiked, score, seen = self.no_spike, self.no_spike, self.no_spike, losses
         if self.scaled:
             overflow = measure.is_nonfinite(squares)
             head = head + (ops.reshape(scale, (1,)), overflow)
