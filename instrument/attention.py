@@ -334,13 +334,13 @@ class LayerTap(ProbeTap):
     """
 
     def __init__(self, name: str, cell: Any):
-        nn.Cell.__init__(self, auto_prefix=False)
-        self.layout = Layout(cell.num_heads, cell.embed_dim, cell.batch_first, bool(cell._qkv_same_embed_dim),
-                             cell.in_proj_bias is not None, cell.bias_k is not None, bool(cell.add_zero_attn))
-        self.heads, self.is_packed = self.layout.heads, self.layout.is_packed
-        self.padding = int(self.layout.has_key_bias) + int(self.layout.has_zero_key)
-        self.nothing = Tensor(0.0, ms.float32)  # stands for an input that there is not
+        layout = Layout(cell.num_heads, cell.embed_dim, cell.batch_first, bool(cell._qkv_same_embed_dim),
+                        cell.in_proj_bias is not None, cell.bias_k is not None, bool(cell.add_zero_attn))
+        object.__setattr__(self, "layout", layout)  # for `make_carrier`; a Cell takes no attribute before it is initialised
         super().__init__(name, "scores")
+        self.heads, self.is_packed = layout.heads, layout.is_packed
+        self.padding = int(layout.has_key_bias) + int(layout.has_zero_key)
+        self.nothing = Tensor(0.0, ms.float32)  # stands for an input that there is not
 
     def make_carrier(self, is_gated: bool) -> nn.Cell:
         return _layer_carrier(self.layout, is_gated)

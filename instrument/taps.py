@@ -161,7 +161,7 @@ class Tap(nn.Cell):
         self.statistics, self.columns = self.choose(statistics)
         self.gradient_columns = self.columns[1:] if gradients else ()
         self.slot = Parameter(Tensor(np.zeros(len(self.columns) + len(self.gradient_columns)), ms.float32),
-                              name=f"instrument.tap.{name}")
+                              name=f"instrument.tap.{self.group}.{name}")
         self.set_flag(None)
 
     def set_flag(self, flag: Parameter | None) -> None:
