@@ -36,8 +36,8 @@ class Given(nn.Cell):
 
     def construct(self, scores, probabilities):
         w = ops.cast(self.w, scores.dtype)
-        total = ops.ReduceSum()(self.scores(scores + w)) + ops.ReduceSum()(self.probabilities(probabilities + w))
-        return ops.cast(total, ms.float32)
+        scores, probabilities = self.scores(scores + w), self.probabilities(probabilities + w)
+        return ops.ReduceSum()(ops.cast(scores, ms.float32)) + ops.ReduceSum()(ops.cast(probabilities, ms.float32))
 
 
 @pytest.fixture(scope="module")
@@ -176,8 +176,7 @@ class Transformer(nn.Cell):
         self.layers = nn.CellList([nn.TransformerEncoderLayer(8, 2, 16, dropout, batch_first=True) for _ in range(2)])
         self.own = nn.CellList([OwnAttention(8)])
         for i, parameter in enumerate(self.get_parameters()):
-            if parameter.name.endswith("weight") and len(parameter.shape) == 2:
-                parameter.set_data(Tensor(normal(*parameter.shape, scale=0.6, seed=i)))
+            parameter.set_data(Tensor(normal(*parameter.shape, scale=0.6, seed=i)))
 
     def construct(self, x):
         for layer in self.layers:
@@ -255,13 +254,10 @@ def test_dropout_accumulation_and_every_second_step(mode):
     step = InstrumentedStep(network, nn.SGD(network.trainable_params(), 0.0), activations=None, accumulate=2, every=2)
     step.set_train()
     batches = [normal(3, 4, 8, seed=40 + i) for i in range(8)]
-    rows = []
-    for x in batches:
-        network.set_train()
-        rows.append(step.schema.unpack(step(Tensor(x))[1]))
-    assert [row["step"] for row in rows] == [0, 1, 1, 1, 1, 2, 2, 2] or [row["step"] for row in rows][1::2] == [1, 2, 2, 4]
+    rows = [step.schema.unpack(step(Tensor(x))[1]) for x in batches][1::2]
+    assert [row["step"] for row in rows] == [1, 2, 2, 4]
     weights = weights_of(network.layers[0].self_attn)
-    for row in rows[1::2]:
+    for row in rows:
         first = int(2 * row["step"] - 2)
         calls = [reference.attention(reference.attention_scores(weights, 2, x, x)) for x in batches[first:first + 2]]
         assert row["attention/count/layers.0.self_attn"] == 2
