@@ -26,11 +26,11 @@ def normal(*shape, scale=1.0, seed=0):
 # ---- any scores and probabilities
 
 class Given(nn.Cell):
-    """Probes on what it is given, however strange; a weight of 0 joins them to the loss."""
+    """Probes on what it is given, however strange; weights of 0 join them to the loss."""
 
     def __init__(self):
         super().__init__()
-        self.w = Parameter(Tensor(np.zeros(1, np.float32)), name="w")
+        self.w = Parameter(Tensor(np.zeros(SCORES_SHAPE, np.float32)), name="w")
         self.scores = AttentionProbe()
         self.probabilities = attention_probe("probabilities")
 
