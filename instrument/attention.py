@@ -243,6 +243,7 @@ class ProbeTap(Tap):
 
     def construct(self, x):
         _check_float(self.cell_name, x.dtype)
+        _rows_and_keys(_shape(x))  # here too, so that a wrong shape is refused in the forward
         return self.carrier(x, self.slot, self.flag)
 
 
