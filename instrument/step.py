@@ -476,6 +476,7 @@ class InstrumentedStep(nn.TrainOneStepCell):
         values, squares, norms = self.norm_stats.measure(grads)
         head = (ops.reshape(ops.cast(step, ms.float32), (1,)), losses)
         overflow, spiked = self.no_spike, self.no_spike
+        score, seen = self.no_spike, losses  # 2.0.0 wants each name to be set on every way
         if self.scaled:
             overflow = measure.is_nonfinite(squares)
             head = head + (ops.reshape(scale, (1,)), overflow)

@@ -236,7 +236,7 @@ def test_training_is_bit_for_bit_what_it_was_and_every_step_is_right(mode):
         assert {name.split("/")[2] for name in values if name.startswith("attention/")} == NAMES
         assert values["attention/count/own.0.probe"] == 2 and values["attention/count/layers.1.self_attn"] == 1
         seen.append(values["attention/max_logit/layers.0.self_attn"])
-        if IS_2_0 and mode == "pynative":  # adds gradients in another order where any cell has a bprop, a tap of an activation too
+        if IS_2_0 and mode == "pynative":  # adds gradients in another order where a cell has a bprop, as any tap does
             assert stock(Tensor(x)).asnumpy() == pytest.approx(loss.asnumpy(), rel=1e-5)
             for ours, theirs in zip(network.get_parameters(), plain.get_parameters()):
                 theirs.set_data(Tensor(ours.asnumpy()))
