@@ -70,6 +70,11 @@ def is_recomputed(cell: nn.Cell) -> bool:
 RECOMPUTE_CELL = "_recompute_cell"
 
 
+def named_cells(network: nn.Cell) -> list[tuple[str, nn.Cell]]:
+    """`cells_and_names()` without the network itself and what MindSpore hangs there."""
+    return [(name, cell) for name, cell in network.cells_and_names() if name and not name.endswith(RECOMPUTE_CELL)]
+
+
 def children(cell: nn.Cell) -> list[nn.Cell]:
     """The cells right below this one, without what MindSpore itself hangs there."""
     return [child for name, child in cell.name_cells().items() if name != RECOMPUTE_CELL]

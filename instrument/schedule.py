@@ -51,10 +51,11 @@ class Schedule(nn.Cell):
         self.asked = True
         self.tell_device()
 
-    def tell_device(self) -> None:
-        """Set the flag of the graph to what was asked for, unless a step has begun."""
+    def tell_device(self, is_call: bool = False) -> None:
+        """Set the flag of the graph to what was asked for, unless a step has begun; `is_call`: that step comes now."""
         if self.asked and (self.accumulate == 1 or int(self.micro_step.asnumpy()) == 0):
             self.flag.set_data(Tensor(1.0, ms.float32))
+            self.asked = not is_call
 
     def start_anew(self) -> None:
         """The vector has changed: measure the coming step, and drop a step that has begun."""

@@ -26,7 +26,7 @@ class Metric:
     Attributes:
         name: `group/statistic` or `group/statistic/object`; the object is MindSpore's own parameter or cell name.
         unit: `step`, `loss`, `1` (dimensionless, in the unit of the tensor measured), `calls`, `elements`,
-            `parameters`, `fraction`, `deviations` (standard deviations) or `flag` (0 or 1).
+            `parameters`, `nats`, `fraction`, `deviations` (standard deviations) or `flag` (0 or 1).
         scope: `global` is one number for all ranks of a data parallel job; `local` is this rank's own.
         merge: how values of several calls, micro-batches or ranks make one: `identical` (they are all the same),
             `sum`, `mean` (weighted by elements where the numbers of elements differ), `rms` (root of the mean of
@@ -75,10 +75,11 @@ class Schema:
     def _call_count(self, name: str) -> int | None:
         """Position of the call count that says whether the metric `name` was measured, if it has one."""
         group, _, rest = name.partition("/")
-        if group not in ("activation", "activation_grad"):
+        if group not in ("activation", "activation_grad", "attention"):
             return None
         stat, _, cell = rest.partition("/")
-        return None if (group, stat) == ("activation", "count") else self._position.get(f"activation/count/{cell}")
+        counts = "attention" if group == "attention" else "activation"
+        return None if (group, stat) == (counts, "count") else self._position.get(f"{counts}/count/{cell}")
 
     def __len__(self) -> int:
         return len(self.metrics)
@@ -120,7 +121,7 @@ class Schema:
         unpacked = {}
         for name, value, count in zip(self.names, values.tolist(), self._count_of):
             if count is not None and values[count] == 0:
-                self._report_silent(self.names[count].split("/", 2)[2])
+                self._report_silent(*self.names[count].split("/count/", 1))
             else:
                 unpacked[name] = value
         return unpacked
@@ -144,10 +145,13 @@ class Schema:
                        if name.startswith(f"{kind}/norm/")), ("weight", ""), ("loss", ""), ("grad", "")]
         return first_nonfinite(values, order)
 
-    def _report_silent(self, cell: str) -> None:
-        if cell in self._reported:
+    def _report_silent(self, group: str, cell: str) -> None:
+        if f"{group}/{cell}" in self._reported:
             return
-        self._reported.add(cell)
-        warnings.warn(f"cell {cell!r} was not measured: either this step's forward did not call it, or no gradient of "
+        self._reported.add(f"{group}/{cell}")
+        what, remedy = f"cell {cell!r}", "Leave the cell out by the argument `activations`."
+        if group == "attention":
+            what, remedy = f"the attention of cell {cell!r}", "Leave attention out by attention=False."
+        warnings.warn(f"{what} was not measured: either this step's forward did not call it, or no gradient of "
                       "the loss flows through its output. Its statistics are left out where that is so. "
-                      "Leave the cell out by the argument `activations`.", stacklevel=3)
+                      f"{remedy}", stacklevel=3)

@@ -33,14 +33,13 @@ def select_cells(network: nn.Cell, activations: Activations) -> NamedCells:
         ValueError: An expression or a type matches nothing, or a cell is named that cannot be measured.
         TypeError: `activations` is none of these.
     """
-    cells = [(name, cell) for name, cell in network.cells_and_names()
-             if name and not name.endswith(_compat.RECOMPUTE_CELL)]
+    cells = _compat.named_cells(network)
     if activations is None:
         return []
     if activations == "blocks":
-        return _measurable(_blocks(network, cells) or _leaves(cells))
+        return measurable(_blocks(network, cells) or _leaves(cells))
     if activations == "leaves":
-        return _measurable(_leaves(cells))
+        return measurable(_leaves(cells))
     chosen = _explicit(cells, activations)
     for name, cell in chosen:
         reason = why_unmeasurable(cell)
@@ -50,7 +49,7 @@ def select_cells(network: nn.Cell, activations: Activations) -> NamedCells:
     return chosen
 
 
-def _measurable(chosen: NamedCells) -> NamedCells:
+def measurable(chosen: NamedCells) -> NamedCells:
     """What of a default choice can be measured, with one warning about what cannot."""
     reasons = {name: why_unmeasurable(cell) for name, cell in chosen}
     left_out = [name for name, reason in reasons.items() if reason]

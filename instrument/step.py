@@ -19,6 +19,7 @@ from mindspore.communication import get_group_size
 from instrument import _compat, gradients
 from instrument import stats as measure
 from instrument.arguments import check_arguments
+from instrument.attention import attention_taps
 from instrument.losses import MAX_PARTS, LossKey, LossOutputs
 from instrument.nonfinite import Place, execution_order
 from instrument.norms import NormStats
@@ -106,6 +107,7 @@ class InstrumentedStep(nn.TrainOneStepCell):
         skip_spikes: Leave out the update of a step whose score is above this; `skipped` says so.
         counts: Count elements too: `grad/nonfinite/<parameter>`, `grad/zero_fraction`, and of every measured cell
             `zero_fraction` and `nonfinite_elements`.
+        attention: Measure each `AttentionProbe` and `nn.MultiheadAttention` of the network, whatever `activations` says.
 
     Inputs:
         - **inputs** (tuple of Tensor) - what `network` takes.
@@ -133,7 +135,7 @@ class InstrumentedStep(nn.TrainOneStepCell):
                  activations: Activations = "blocks", activation_stats: Sequence[str] = DEFAULT_STATS,
                  activation_gradients: bool = False, per_parameter: bool = True, counts: bool = False,
                  updates: bool = False, moments: bool = False, every: int = 1, window: int | None = None,
-                 spike_window: int | None = None, skip_spikes: float | None = None):
+                 spike_window: int | None = None, skip_spikes: float | None = None, attention: bool = True):
         nn.Cell.__init__(self, auto_prefix=False)  # first, because the destructor of 2.0.0 fails on less than a Cell
         _compat.warn_if_untested()
         check_arguments(network, optimizer, loss_scale=loss_scale, max_grad_norm=max_grad_norm, accumulate=accumulate,
@@ -144,7 +146,8 @@ class InstrumentedStep(nn.TrainOneStepCell):
         check_no_other_step(network)
         release(network)
         chosen = select_cells(network, activations)
-        check_free(chosen)
+        attention_cells = attention_taps(network) if attention else []
+        check_free(chosen + [(name, cell) for name, cell, _ in attention_cells])
         super().__init__(network, optimizer)
         self.exits_on_request = bool(getattr(self, "use_graceful_exit", False))  # the stock step's, 2.5 and later
         self.map = ops.HyperMap()
@@ -186,7 +189,8 @@ class InstrumentedStep(nn.TrainOneStepCell):
         self.is_random = every > 1 and draws_random_numbers(network)  # as far as its cells tell
         self.is_checked = False  # whether its compiled graph has been asked as well
         statistics = [statistics_of(cell, activation_stats, counts) for _, cell in chosen]
-        self._hide("taps", Taps(chosen, statistics, activation_gradients, self) if chosen else None)
+        self._hide("taps", Taps(chosen, statistics, activation_gradients, self, attention_cells)
+                   if chosen or attention_cells else None)
         self._hide("_schema", Schema([]))
         self._schema.order = weakref.WeakMethod(self._execution_order)
         try:
@@ -317,7 +321,7 @@ class InstrumentedStep(nn.TrainOneStepCell):
             return self._closing_the_gate(super().__call__, *args, **kwargs)
         if _compat.is_graph_mode() and self.is_random:
             self.decide_in_graph(True)
-            schedule.tell_device()
+            schedule.tell_device(is_call=True)
             return self._closing_the_gate(super().__call__, *args, **kwargs)
         self.decide_in_graph(False)
         self.measuring = schedule.decide()

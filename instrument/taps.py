@@ -36,7 +36,7 @@ ALL_STATS = (*DEFAULT_STATS, "zero_fraction", "nonfinite_elements")
 
 
 
-class _Recipe(NamedTuple):
+class Recipe(NamedTuple):
     """How one statistic comes of the carried columns: numerator / denominator, then what `kind` says of it.
 
     `root` is its square root; `maximum` is NaN where `witness` is, because a maximum may pass over NaN; `flag` is
@@ -53,13 +53,13 @@ class _Recipe(NamedTuple):
 
 
 _RECIPES = {
-    "count": _Recipe("calls", "sum", "calls"),
-    "mean": _Recipe("1", "mean", "sum", "elements", is_linear=True),
-    "rms": _Recipe("1", "rms", "square_sum", "elements", "root", ("absmax", "sum"), is_linear=True),
-    "absmax": _Recipe("1", "mean_of_max", "absmax", "calls", "maximum", ("square_sum",), is_linear=True),
-    "nonfinite": _Recipe("flag", "max", "sum", kind="flag"),
-    "zero_fraction": _Recipe("fraction", "mean", "zeros", "elements"),
-    "nonfinite_elements": _Recipe("elements", "sum", "nonfinite"),
+    "count": Recipe("calls", "sum", "calls"),
+    "mean": Recipe("1", "mean", "sum", "elements", is_linear=True),
+    "rms": Recipe("1", "rms", "square_sum", "elements", "root", ("absmax", "sum"), is_linear=True),
+    "absmax": Recipe("1", "mean_of_max", "absmax", "calls", "maximum", ("square_sum",), is_linear=True),
+    "nonfinite": Recipe("flag", "max", "sum", kind="flag"),
+    "zero_fraction": Recipe("fraction", "mean", "zeros", "elements"),
+    "nonfinite_elements": Recipe("elements", "sum", "nonfinite"),
 }
 
 
@@ -74,28 +74,31 @@ class Gate:
         self.is_open = False
 
 
-class _GatedTap:
+class GatedTap:
     """Class attribute of a tapped cell: the tap while the gate is open, else an identity."""
 
-    def __init__(self, tap: nn.Cell, gate: Gate):
+    def __init__(self, tap: nn.Cell, gate: Gate, closed: nn.Cell | None = None):
         self.tap = tap
         self.gate = gate
+        self.closed = closed or _IDENTITY
 
     def __get__(self, cell: Any, owner: type | None = None) -> nn.Cell:
-        return self.tap if self.gate.is_open else _IDENTITY
+        return self.tap if self.gate.is_open else self.closed
 
 
 _IDENTITY = nn.Identity()
 
 
-class _Carrier(nn.Cell):
+class PlainCarrier(nn.Cell):
     """The identity whose backward returns the statistics; `columns` says which, in the slot's order."""
+
+    measure: type = stats.Columns
 
     def __init__(self, columns: tuple[str, ...], gradient_columns: tuple[str, ...]):
         super().__init__(auto_prefix=False)
-        self.columns = stats.Columns(columns)
+        self.columns = self.measure(columns)
         self.has_gradient = bool(gradient_columns)
-        self.gradient_columns = stats.Columns(gradient_columns)
+        self.gradient_columns = self.measure(gradient_columns)
         self.concat = ops.Concat()
 
     def construct(self, x, slot, flag):
@@ -111,7 +114,7 @@ class _Carrier(nn.Cell):
         return carried
 
 
-class _GatedCarrier(_Carrier):
+class GatedCarrier(PlainCarrier):
     """The same, which carries zeros unless `flag` is set: for a graph that measures some steps and not others."""
 
     def __init__(self, columns: tuple[str, ...], gradient_columns: tuple[str, ...]):
@@ -128,8 +131,8 @@ class _GatedCarrier(_Carrier):
 
 
 # One carrier serves all taps that carry the same: the compiler then goes through it once for each shape.
-_carrier = functools.lru_cache(maxsize=None)(_Carrier)
-_gated_carrier = functools.lru_cache(maxsize=None)(_GatedCarrier)
+_carrier = functools.lru_cache(maxsize=None)(PlainCarrier)
+_gated_carrier = functools.lru_cache(maxsize=None)(GatedCarrier)
 
 _ALWAYS = Tensor(1.0, ms.float32)
 
@@ -146,25 +149,40 @@ class Tap(nn.Cell):
         gradients: Whether the same is measured of the gradient of the loss by this output.
     """
 
+    group = "activation"  # of the metrics' names
+    recipes = _RECIPES
+
     def __init__(self, name: str, statistics: Sequence[str], gradients: bool):
         super().__init__(auto_prefix=False)
         self.cell_name = name
         self.turn: int | None = None  # when the forward comes to it, known once the network has been compiled or called
         self.identity = next(_identities)
         _by_identity[self.identity] = self
-        self.statistics = tuple(stat for stat in ALL_STATS if stat == "count" or stat in statistics)
-        recipes = [_RECIPES[stat] for stat in self.statistics]
-        needed = {column for recipe in recipes for column in (recipe.numerator, recipe.denominator, recipe.witness[-1])}
-        self.columns = tuple(column for column in stats.COLUMNS if column in needed)
+        self.statistics, self.columns = self.choose(statistics)
         self.gradient_columns = self.columns[1:] if gradients else ()
         self.slot = Parameter(Tensor(np.zeros(len(self.columns) + len(self.gradient_columns)), ms.float32),
-                              name=f"instrument.tap.{name}")
+                              name=f"instrument.tap.{self.group}.{name}")
         self.set_flag(None)
 
     def set_flag(self, flag: Parameter | None) -> None:
         """Measure only where `flag` (float32 []) is 1 when the step runs; None: always."""
-        self.carrier = (_carrier if flag is None else _gated_carrier)(self.columns, self.gradient_columns)
+        self.carrier = self.make_carrier(flag is not None)
         object.__setattr__(self, "flag", _ALWAYS if flag is None else flag)
+
+    def choose(self, statistics: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The statistics in their order, and the columns that they need."""
+        chosen = tuple(stat for stat in ALL_STATS if stat == "count" or stat in statistics)
+        recipes = [_RECIPES[stat] for stat in chosen]
+        needed = {column for recipe in recipes for column in (recipe.numerator, recipe.denominator, recipe.witness[-1])}
+        return chosen, tuple(column for column in stats.COLUMNS if column in needed)
+
+    def make_carrier(self, is_gated: bool) -> nn.Cell:
+        """The identity that carries the columns; with `is_gated`, where its flag is set."""
+        return (_gated_carrier if is_gated else _carrier)(self.columns, self.gradient_columns)
+
+    def attributes(self, own: Any, gate: Gate) -> dict[str, Any]:
+        """The class attributes that make a subclass of `own` a tapped one."""
+        return {"construct": construct, "_instrument_construct": own.construct, "_instrument_tap": GatedTap(self, gate)}
 
     def construct(self, output):
         if isinstance(output, Tensor):
@@ -218,8 +236,7 @@ def tapped_class(cell: nn.Cell, tap: Tap, gate: Gate, owner: Any) -> type:
     overridden = {name: getattr(above, name).__func__ for name in methods}
     between = type(own.__name__, (own,), {**about, **overridden})
     return type(own.__name__, (between,), {
-        **about, **methods, "construct": construct, "_instrument_construct": own.construct,
-        "_instrument_tap": _GatedTap(tap, gate), "_instrument_class": own, "_instrument_owner": weakref.ref(owner)})
+        **about, **methods, **tap.attributes(own, gate), "_instrument_class": own, "_instrument_owner": weakref.ref(owner)})
 
 
 class Taps:
@@ -230,13 +247,15 @@ class Taps:
         statistics: For each cell the statistics to measure.
         gradients: Whether activation gradients are measured too.
         owner: The step, which has a method `owns(cell)`; cells whose owner is gone are free for another one.
-
+        others: Names, cells and taps beside. A cell can have one of these and be chosen as well.
     """
 
-    def __init__(self, chosen: NamedCells, statistics: Sequence[Sequence[str]], gradients: bool, owner: Any):
+    def __init__(self, chosen: NamedCells, statistics: Sequence[Sequence[str]], gradients: bool, owner: Any,
+                 others: Sequence[tuple[str, nn.Cell, Tap]] = ()):
         self.gate = Gate()
-        self.cells = [cell for _, cell in chosen]
+        self.cells = [cell for _, cell in chosen] + [cell for _, cell, _ in others]
         self.taps = [Tap(name, wanted, gradients) for (name, _), wanted in zip(chosen, statistics)]
+        self.taps += [tap for *_, tap in others]
         sizes = [tap.slot.size for tap in self.taps]
         self.starts = [sum(sizes[:i]) for i in range(len(sizes))]  # where each slot starts behind the ones before it
         self.length = sum(sizes)
@@ -251,7 +270,8 @@ class Taps:
 
     def in_order(self) -> list[tuple[str, nn.Cell]]:
         """The measured cells with their names, in the order of the forward; first of all those it has come to."""
-        turns = [(tap.turn is None, tap.turn, i) for i, tap in enumerate(self.taps)]
+        turns = [(tap.turn is None, tap.turn, i) for i, tap in enumerate(self.taps)
+                 if tap.group == "activation"]
         return [(self.taps[i].cell_name, self.cells[i]) for *_, i in sorted(turns)]
 
     def metrics(self) -> list[Metric]:
@@ -259,8 +279,8 @@ class Taps:
         metrics = []
         for tap in self.taps:
             for *_, recipe, is_gradient in _rows(tap, 0, 0):
-                stat = next(name for name, known in _RECIPES.items() if known is recipe)
-                group = "activation_grad" if is_gradient else "activation"
+                stat = next(name for name, known in tap.recipes.items() if known is recipe)
+                group = "activation_grad" if is_gradient else tap.group
                 metrics.append(Metric(f"{group}/{stat}/{tap.cell_name}", recipe.unit, "local", recipe.merge))
         return metrics
 
@@ -315,22 +335,30 @@ class ActivationStats(nn.Cell):
         return values
 
 
-def _rows(tap: Tap, start: int, one: int) -> list[tuple[int, int, int, _Recipe, bool]]:
+def _rows(tap: Tap, start: int, one: int) -> list[tuple[int, int, int, Recipe, bool]]:
     """For each metric of a tap: positions of numerator, denominator and witness; the recipe; whether of the gradient."""
     here = {"one": one, **{column: start + i for i, column in enumerate(tap.columns)}}
     there = {**here, **{column: start + len(tap.columns) + i for i, column in enumerate(tap.gradient_columns)}}
     rows = []
     for positions, is_gradient in ((here, False), (there, True)) if tap.gradient_columns else ((here, False),):
         for stat in tap.statistics[1:] if is_gradient else tap.statistics:  # the call count is there once
-            recipe = _RECIPES[stat]
+            recipe = tap.recipes[stat]
             witness = next(column for column in recipe.witness if column in positions)
             rows.append((positions[recipe.numerator], positions[recipe.denominator], positions[witness], recipe, is_gradient))
     return rows
 
 
+def own_class(cell: nn.Cell) -> Any:
+    """The class of the cell without taps."""
+    own = type(cell)
+    while "_instrument_class" in vars(own):
+        own = vars(own)["_instrument_class"]
+    return own
+
+
 def _strip(cell: nn.Cell) -> None:
-    if "_instrument_tap" in vars(type(cell)):
-        cell.__class__ = vars(type(cell))["_instrument_class"]
+    if own_class(cell) is not type(cell):
+        cell.__class__ = own_class(cell)
 
 
 def owners_of(network: nn.Cell) -> list[Any]:
@@ -350,7 +378,7 @@ def release(network: nn.Cell) -> None:
 def check_free(chosen: NamedCells) -> None:
     """ValueError where a cell has a tap of a step that is still in use."""
     for name, cell in chosen:
-        if "_instrument_tap" not in vars(type(cell)):
+        if "_instrument_class" not in vars(type(cell)):
             continue
         gc.collect()  # Cells refer to each other, so a step that was let go of may still wait for the collector
         if vars(type(cell))["_instrument_owner"]() is not None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
 
-from instrument import InstrumentedStep
+from instrument import AttentionProbe, InstrumentedStep, attention
 from instrument import stats as measure
 from instrument.taps import ALL_STATS, DEFAULT_STATS, ActivationStats, Taps
 from networks import MLP, mlp_batches
@@ -128,7 +128,7 @@ def test_every_operator_that_the_step_adds_is_documented_for_every_platform(adde
 def test_every_primitive_of_the_mathematics_is_documented_for_every_platform():
     """Those of paths that the graphs above do not take, such as sparse gradients, as well."""
     # `constexpr` makes a local subclass of Primitive: such a function runs while the graph is compiled.
-    primitives = {value.name for value in vars(measure).values()
+    primitives = {value.name for value in [*vars(measure).values(), *vars(attention).values()]
                   if isinstance(value, ops.Primitive) and "<locals>" not in type(value).__qualname__}
     assert len(primitives) > 10
     assert not_everywhere(primitives) == {}
@@ -189,3 +189,34 @@ def test_the_operators_of_activation_statistics_do_not_grow_with_the_number_of_t
     one, seven = (operators_for_taps(number, tmp_path / str(number)) for number in (1, 7))
     assert one["Concat"] == 1 and one["Gather"] > 0
     assert one == seven
+
+
+class Attentive(nn.Cell):
+    """MindSpore's attention with everything on, and both kinds of probe."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.MultiheadAttention(8, 2, add_bias_kv=True, add_zero_attn=True, batch_first=True)
+        self.scores, self.probabilities = AttentionProbe(), AttentionProbe("probabilities")
+        self.softmax = nn.Softmax()
+
+    def construct(self, x, mask):
+        y = self.layer(x, x, x, attn_mask=mask, key_padding_mask=mask)[0]
+        return ops.ReduceMean()(self.probabilities(self.softmax(self.scores(y))))
+
+
+@pytest.mark.parametrize("every, target", [(1, "CPU"), (3, "Ascend")])
+def test_every_operator_that_attention_adds_is_documented_for_every_platform(tmp_path, monkeypatch, every, target):
+    """Measured in each step, and where the graph decides in which."""
+    inputs = Tensor(np.ones((4, 4, 8)), ms.float32), Tensor(np.zeros((4, 4)), ms.float32)
+    monkeypatch.setattr("instrument._compat.device_target", lambda: target)
+    found = {}
+    for on in (False, True):
+        network = Attentive()
+        step = InstrumentedStep(network, nn.Momentum(network.trainable_params(), 0.1, 0.9), activations=None, attention=on,
+                                every=every).set_train()
+        step.decide_in_graph(every > 1)
+        found[on] = operators_of(step, tmp_path / str(on), *inputs)
+    added = found[True] - found[False]
+    assert added["Exp"] == 2 and added["BatchMatMul"] == 1 and added["Log"] == 3  # both layers of scores; and probabilities
+    assert not_everywhere(added) == {}

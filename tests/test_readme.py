@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
 
-from instrument import InstrumentedStep, NormStats, TrainingMonitor
+from instrument import AttentionProbe, InstrumentedStep, NormStats, TrainingMonitor
 from instrument.learning_rate import learning_rates
 from instrument.taps import ALL_STATS
 
@@ -22,6 +22,7 @@ BLOCKS = {heading: block for heading, text in re.findall(r"^## (.+?)$(.*?)(?=^##
           for block in re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)}
 PROGRAM, NAN, LOOP = "A MindSpore program", "Where did the NaN come from?", "Loops written with `ms.value_and_grad`"
 EVERY, SCALING, LOSSES, CELLS = "Every k-th step", "Loss scaling, clipping, accumulation", "Several losses", "Which cells"
+ATTENTION = "Attention"
 MONITOR = "monitor"
 
 
@@ -109,8 +110,16 @@ def test_the_choice_of_cells_runs(run_block):
     assert not any(name.startswith("grad/norm/") for name in names)
 
 
+@pytest.mark.compiles
+def test_attention_is_measured(run_block):
+    values = run_block(ATTENTION)["values"]
+    assert 0 < values["attention/entropy/_backbone.0.self_attn"] <= np.log(8)
+    assert 0 < values["attention/entropy/_backbone.1.probe"] < np.log(8)
+    assert values["attention/max_logit/_backbone.1.probe"] > 0
+
+
 def test_every_python_block_is_run():
-    assert set(BLOCKS) == {PROGRAM, NAN, EVERY, LOOP, SCALING, LOSSES, CELLS}
+    assert set(BLOCKS) == {PROGRAM, NAN, EVERY, LOOP, SCALING, LOSSES, CELLS, ATTENTION}
     assert README.count("```python") == len(BLOCKS)
 
 
@@ -119,9 +128,10 @@ class _Parts(nn.Cell):
         super().__init__()
         self.dense = nn.Dense(4, 4)
         self.act = nn.ReLU()
+        self.probe = AttentionProbe()
 
     def construct(self, x):
-        loss = ops.ReduceMean()(self.act(self.dense(x)))
+        loss = ops.ReduceMean()(self.probe(self.act(self.dense(x))))
         return {"total": loss, "part": loss * 2}
 
 
@@ -161,7 +171,7 @@ def test_every_metric_is_in_the_table_and_every_row_is_a_metric():
 
 
 def test_what_is_always_present_is_all_of_the_smallest_vector():
-    names = [metric.name for metric in _metrics(activations=None, per_parameter=False)]
+    names = [metric.name for metric in _metrics(activations=None, attention=False, per_parameter=False)]
     assert set(names) == {row for row, (*_, present) in _table().items() if present == "always"}
 
 
