@@ -35,7 +35,8 @@ LossScale = Union[float, Tensor, nn.Cell, None]
 
 LOSSES = MAX_PARTS + 2  # length of the buffer for the loss and its parts, with one to spare so that padding is never empty
 
-UNMEASURED = ".unmeasured"  # in the name of the phase of a graph that measures nothing
+# In the names of the phases of a graph that measures nothing, and of one with a condition.
+UNMEASURED, DECIDING = ".unmeasured", ".deciding"
 
 _steps: weakref.WeakValueDictionary[int, InstrumentedStep] = weakref.WeakValueDictionary()
 
@@ -319,15 +320,22 @@ class InstrumentedStep(nn.TrainOneStepCell):
         schedule = self.schedule
         if schedule.every == 1:
             return self._closing_the_gate(super().__call__, *args, **kwargs)
-        if _compat.is_graph_mode() and self.is_random:
-            self.decide_in_graph(True)
+        compiles = _compat.is_graph_mode()
+        if compiles and not self.is_checked:
+            # Before anything runs, because a second graph would start the random stream anew.
+            self.decide_in_graph(self.is_random)
+            if not self.is_random:
+                self.compile(*args, **kwargs)
+                self.is_random = _compat.draws_random_numbers(self)
+            self.is_checked = True
+        in_graph = compiles and self.is_random
+        self.decide_in_graph(in_graph)
+        if in_graph:
             schedule.tell_device(is_call=True)
-            return self._closing_the_gate(super().__call__, *args, **kwargs)
-        self.decide_in_graph(False)
-        self.measuring = schedule.decide()
+        else:
+            self.measuring = schedule.decide()
         phase: str = getattr(self, "phase")  # noqa: B009  (the type checker knows no property of MindSpore's)
-        if not self.measuring:
-            self.phase = phase + UNMEASURED
+        self.phase = phase + (DECIDING if in_graph else "" if self.measuring else UNMEASURED)
         try:
             loss, stats = self._closing_the_gate(super().__call__, *args, **kwargs)
         except BaseException:
@@ -336,9 +344,9 @@ class InstrumentedStep(nn.TrainOneStepCell):
         finally:
             self.phase = phase
             measuring, self.measuring = self.measuring, True
+        if in_graph:
+            return loss, stats
         schedule.done()
-        if measuring and _compat.is_graph_mode() and not self.is_checked:
-            self.is_checked, self.is_random = True, _compat.draws_random_numbers(self)
         if measuring:
             self._hide("latest", stats)
         elif self.latest is None:
