@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING, Any
 from instrument.schema import Metric, Schema
 
 if TYPE_CHECKING:
+    from instrument.histograms import Histogram
     from instrument.monitor import TrainingMonitor
     from instrument.norms import NormStats
     from instrument.step import InstrumentedStep, remove_taps
 
-__all__ = ["InstrumentedStep", "Metric", "NormStats", "Schema", "TrainingMonitor", "remove_taps"]
+__all__ = ["Histogram", "InstrumentedStep", "Metric", "NormStats", "Schema", "TrainingMonitor", "remove_taps"]
 
 # Imported on first use: they need MindSpore, which takes seconds, and which tools that read runs do without.
-_LAZY = {"InstrumentedStep": "step", "NormStats": "norms", "TrainingMonitor": "monitor", "remove_taps": "step"}
+_LAZY = {"Histogram": "histograms", "InstrumentedStep": "step", "NormStats": "norms", "TrainingMonitor": "monitor",
+         "remove_taps": "step"}
 
 
 def __getattr__(name: str) -> Any:

@@ -18,6 +18,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from instrument import _compat, gradients
 from instrument import stats as measure
 from instrument.arguments import check_arguments
+from instrument.histograms import Counter, Histogram, HistogramStats, check_histograms, choose_cells, choose_parameters
 from instrument.losses import MAX_PARTS, LossKey, LossOutputs
 from instrument.norms import NormStats
 from instrument.schedule import Schedule, draws_random_numbers
@@ -92,6 +93,8 @@ class InstrumentedStep(nn.TrainOneStepCell):
             stock cell costs, and return the last vector again, whose `step` says so (0 before the first one).
         counts: Count elements too: `grad/nonfinite/<parameter>`, `grad/zero_fraction`, and of every measured cell
             `zero_fraction` and `nonfinite_elements`.
+        histograms: Which weights, gradients and activations are counted by magnitude, each with an `every` of its own: a
+            list of `Histogram`. `schema.histograms(stats)` returns the counts.
 
     Inputs:
         - **inputs** (tuple of Tensor) - what `network` takes.
@@ -117,14 +120,20 @@ class InstrumentedStep(nn.TrainOneStepCell):
     def __init__(self, network: nn.Cell, optimizer: nn.Cell, *, loss_scale: LossScale = None,
                  max_grad_norm: float | None = None, accumulate: int = 1, loss_key: LossKey = None,
                  activations: Activations = "blocks", activation_stats: Sequence[str] = DEFAULT_STATS,
-                 activation_gradients: bool = False, per_parameter: bool = True, counts: bool = False, every: int = 1):
+                 activation_gradients: bool = False, per_parameter: bool = True, counts: bool = False, every: int = 1,
+                 histograms: Sequence[Histogram] = ()):
         nn.Cell.__init__(self, auto_prefix=False)  # first, because the destructor of 2.0.0 fails on less than a Cell
         _compat.warn_if_untested()
         check_arguments(network, optimizer, loss_scale=loss_scale, max_grad_norm=max_grad_norm, accumulate=accumulate,
                         loss_key=loss_key, activation_stats=activation_stats, every=every)
+        check_histograms(histograms, every)
         check_no_other_step(network)
         release(network)
         chosen = select_cells(network, activations)
+        statistics = [statistics_of(cell, activation_stats, counts) for _, cell in chosen]
+        counted = choose_cells(histograms, network)
+        only_counted = [(name, cell) for name, (cell, _) in counted.items() if name not in dict(chosen)]
+        chosen, statistics = chosen + only_counted, statistics + [()] * len(only_counted)
         check_free(chosen)
         super().__init__(network, optimizer)
         self.exits_on_request = bool(getattr(self, "use_graceful_exit", False))  # the stock step's, 2.5 and later
@@ -140,8 +149,9 @@ class InstrumentedStep(nn.TrainOneStepCell):
         self.calls_an_update = Tensor(accumulate, ms.int32)
         # Everything below stays outside the Cell tree: it is in no checkpoint and renames nothing.
         self._hide("outputs", LossOutputs(network, loss_key, self.scaled, weakref.WeakMethod(self._name_metrics)))
-        self._hide("norm_stats", NormStats(self.weights, frozen=frozen_weights(network, self.weights),
-                                           per_parameter=per_parameter, counts=counts))
+        frozen = frozen_weights(network, self.weights)
+        self._hide("norm_stats", NormStats(self.weights, frozen=frozen, per_parameter=per_parameter, counts=counts))
+        self._hide("counted_parameters", choose_parameters(histograms, self.weights, frozen))
         self._hide("step_count", state("step", np.zeros((), np.int32)))
         self._hide("micro_step", state("micro_step", np.zeros((), np.int32)))
         self._hide("schedule", Schedule(every, accumulate, self.step_count, self.micro_step))
@@ -150,8 +160,8 @@ class InstrumentedStep(nn.TrainOneStepCell):
         self.is_called = False  # whether we are in a call of this very cell
         self.is_random = every > 1 and draws_random_numbers(network)  # as far as its cells tell
         self.is_checked = False  # whether its compiled graph has been asked as well
-        statistics = [statistics_of(cell, activation_stats, counts) for _, cell in chosen]
-        self._hide("taps", Taps(chosen, statistics, activation_gradients, self) if chosen else None)
+        counters = {name: Counter(name, often, self.step_count) for name, (_, often) in counted.items()}
+        self._hide("taps", Taps(chosen, statistics, activation_gradients, self, counters) if chosen else None)
         self._hide("_schema", Schema([]))
         try:
             self._build()
@@ -166,12 +176,15 @@ class InstrumentedStep(nn.TrainOneStepCell):
     def _build(self) -> None:
         """Make what depends on whether there are taps: the function that differentiates, the schema, the buffers."""
         slots = [tap.slot for tap in self.taps.taps] if self.taps else []
-        targets = ParameterTuple([*self.weights, *slots])
+        counters = self.taps.counters if self.taps else {}
+        targets = ParameterTuple([*self.weights, *slots, *(counter.slot for counter in counters.values())])
         self._hide("value_and_grad", ops.value_and_grad(self.outputs, None, targets, has_aux=True))
         self._hide("value_and_grad_alone", ops.value_and_grad(self.outputs, None, self.weights, has_aux=True))
         self._hide("activation_stats", ActivationStats(self.taps, self.scaled) if self.taps else None)
+        self._hide("histogram_stats", HistogramStats(self.counted_parameters, list(counters)))
         self._name_metrics()
-        self.has_taps = bool(slots)
+        self.has_taps, self.tap_count = bool(slots), len(slots)
+        self.has_histograms = bool(self.histogram_stats.names)
         self.weight_count = len(self.weights)
         self.length_without_losses = len(self._schema) - 1 - len(self.outputs.parts)
         last = np.full(self.length_without_losses + LOSSES, np.nan, np.float32)
@@ -199,7 +212,8 @@ class InstrumentedStep(nn.TrainOneStepCell):
                         Metric("skipped", "flag", "global", "identical")]
         if self.max_grad_norm is not None:
             metrics.append(Metric("grad/norm_clipped", "1", "global", "identical"))
-        self._schema.replace(metrics + list(self.norm_stats.schema.metrics) + (self.taps.metrics() if self.taps else []))
+        self._schema.replace(metrics + list(self.norm_stats.schema.metrics) + (self.taps.metrics() if self.taps else []),
+                             self.histogram_stats.names)
 
     def _make_loss_scale(self, loss_scale: LossScale) -> None:
         self.loss_scaling_manager = None
@@ -399,7 +413,9 @@ class InstrumentedStep(nn.TrainOneStepCell):
             head = head + (norms[:1] * self._clip_factor(squares),)  # the schema of NormStats starts with grad/norm
         head = head + (norms,)
         if self.has_taps:
-            head = head + (self.activation_stats(carried, scale),)
+            head = head + (self.activation_stats(carried[:self.tap_count], scale),)
+        if self.has_histograms:
+            head = head + (self.histogram_stats(grads, carried[self.tap_count:], step),)
         return self.concat(head), squares
 
     def _gradient_square_sum(self, grads):
