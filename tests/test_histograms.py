@@ -15,17 +15,16 @@ MAX = float(np.finfo(np.float32).max)
 
 
 def twin(values):
-    """Counts by the definition, in float64: {(sign, exponent): number}, and of zeros and what is not finite."""
+    """Counts by the definition, in float64: negative exponents downward, zeros, positive ones upward, what is not finite."""
     values = np.asarray(values, np.float64).reshape(-1)
     counts = np.zeros(130, np.int64)
-    for value, number in zip(*np.unique(values, return_counts=True)):  # NaN may come several times
-        if not np.isfinite(value):
-            counts[129] += number
-        elif abs(value) < 2.0 ** -126:
-            counts[64] += number
-        else:
-            exponent = int(np.clip(np.frexp(abs(value))[1] - 1, -40, 23))
-            counts[64 + (exponent + 41) * (1 if value > 0 else -1)] += number
+    finite = np.isfinite(values)
+    counts[129] = np.sum(~finite)
+    counts[64] = np.sum(np.abs(values) < 2.0 ** -126)
+    values = values[finite & (np.abs(values) >= 2.0 ** -126)]
+    exponents = np.clip(np.frexp(values)[1] - 1, -40, 23)
+    for where, number in zip(*np.unique(64 + (exponents + 41) * np.sign(values).astype(int), return_counts=True)):
+        counts[where] = number
     return counts
 
 
