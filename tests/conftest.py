@@ -9,8 +9,8 @@ import pytest  # noqa: E402
 MODES = {"graph": ms.GRAPH_MODE, "pynative": ms.PYNATIVE_MODE}
 
 # What must hold on every release: the numbers, and that training is what it was.
-CORE = {"test_schema", "test_stats", "test_norms", "test_taps", "test_losses", "test_step", "test_compat", "test_like_cells",
-        "test_misuse", "test_numbers", "test_sparse_gradients"}
+CORE = {"test_schema", "test_stats", "test_histograms", "test_histograms_in_step", "test_norms", "test_taps", "test_losses",
+        "test_step", "test_compat", "test_like_cells", "test_misuse", "test_numbers", "test_sparse_gradients"}
 
 
 def pytest_configure(config):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
 
-from instrument import InstrumentedStep
+from instrument import Histogram, InstrumentedStep, histograms
 from instrument import stats as measure
 from instrument.taps import ALL_STATS, DEFAULT_STATS, ActivationStats, Taps
 from networks import MLP, mlp_batches
@@ -95,7 +95,9 @@ def added(request, tmp_path_factory, batch, plain):
     network = MLP()
     step = InstrumentedStep(network, nn.Momentum(network.trainable_params(), 0.1, 0.9),
                             loss_scale=nn.DynamicLossScaleUpdateCell(1024, 2, 100), max_grad_norm=1.0, accumulate=2,
-                            activations="leaves", activation_stats=ALL_STATS, activation_gradients=True, counts=True)
+                            activations="leaves", activation_stats=ALL_STATS, activation_gradients=True, counts=True,
+                            histograms=[Histogram("weight", "weight"), Histogram("gradient", "bias", every=2),
+                                        Histogram("activation", "act")])
     step.set_train()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("instrument._compat.device_target", lambda: request.param)
@@ -105,6 +107,7 @@ def added(request, tmp_path_factory, batch, plain):
 def test_the_graphs_are_read(plain, added):
     assert plain["ApplyMomentum"] == 4 and added["ApplyMomentum"] == 0
     assert added["ReduceSum"] > 10 and added["IsFinite"] > 0 and added["ReduceMax"] > 0
+    assert added["Bucketize"] == added["Bincount"] == 5  # two weights, two gradients, one activation
 
 
 def test_every_operator_that_the_step_adds_is_documented_for_every_platform(added):
@@ -114,7 +117,7 @@ def test_every_operator_that_the_step_adds_is_documented_for_every_platform(adde
 def test_every_primitive_of_the_mathematics_is_documented_for_every_platform():
     """Those of paths that the graphs above do not take, such as sparse gradients, as well."""
     # `constexpr` makes a local subclass of Primitive: such a function runs while the graph is compiled.
-    primitives = {value.name for value in vars(measure).values()
+    primitives = {value.name for module in (measure, histograms) for value in vars(module).values()
                   if isinstance(value, ops.Primitive) and "<locals>" not in type(value).__qualname__}
     assert len(primitives) > 10
     assert not_everywhere(primitives) == {}
