@@ -91,6 +91,13 @@ def test_each_has_its_own_every_and_is_absent_in_between(mode, where, accumulate
     assert seen == {"weight/first.weight": [1, 2, 4, 6, 8], "gradient/second.weight": [1, 3, 6], "activation/act": [1, 4, 8]}
     assert rows[7]["histogram/activation/act"].sum() == 8 * 32 * accumulate
     assert rows[7]["histogram/weight/first.weight"].sum() == 16 * 32
+    network = MLP()
+    step = InstrumentedStep(network, adam(network), histograms=[Histogram(each.kind, each.pattern, every=1) for each in SOME],
+                            accumulate=accumulate)
+    always = histograms_of(step, mlp_batches(8 * accumulate))[accumulate - 1::accumulate]
+    for some, every in zip(rows, always):
+        assert len(every) == 3
+        assert all(np.array_equal(counts, every[name]) for name, counts in some.items())
 
 
 @pytest.mark.parametrize("where", ["called", "in another graph"])
