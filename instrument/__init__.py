@@ -17,16 +17,17 @@ from instrument.schema import Metric, Schema
 
 if TYPE_CHECKING:
     from instrument.attention import AttentionProbe, attention_probe
+    from instrument.histograms import Histogram
     from instrument.monitor import TrainingMonitor
     from instrument.norms import NormStats
     from instrument.step import InstrumentedStep, remove_taps
 
-__all__ = ["AttentionProbe", "InstrumentedStep", "Metric", "NormStats", "Schema", "TrainingMonitor", "attention_probe",
-           "remove_taps"]
+__all__ = ["AttentionProbe", "Histogram", "InstrumentedStep", "Metric", "NormStats", "Schema", "TrainingMonitor",
+           "attention_probe", "remove_taps"]
 
 # Imported on first use: they need MindSpore, which takes seconds, and which tools that read runs do without.
-_LAZY = {"AttentionProbe": "attention", "InstrumentedStep": "step", "NormStats": "norms", "TrainingMonitor": "monitor",
-         "attention_probe": "attention", "remove_taps": "step"}
+_LAZY = {"AttentionProbe": "attention", "Histogram": "histograms", "InstrumentedStep": "step", "NormStats": "norms",
+         "TrainingMonitor": "monitor", "attention_probe": "attention", "remove_taps": "step"}
 
 
 def __getattr__(name: str) -> Any:

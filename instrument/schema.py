@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from instrument.bins import CARRIED, from_carried
 from instrument.nonfinite import FirstNonfinite, first_nonfinite
 
 Scope = Literal["global", "local"]
@@ -45,9 +46,10 @@ class Schema:
 
     Args:
         metrics: One `Metric` for each element, in the vector's order.
+        histograms: Names of the histograms that follow the metrics in the vector, `bins.CARRIED` elements each.
 
     Raises:
-        ValueError: Two metrics have one name.
+        ValueError: Two metrics or two histograms have one name.
 
     Example:
         >>> schema = Schema([Metric("step", "step", "global", "identical"), Metric("loss", "loss", "local", "mean")])
@@ -55,19 +57,21 @@ class Schema:
         {'step': 3.0, 'loss': 0.5}
     """
 
-    def __init__(self, metrics: Sequence[Metric]):
+    def __init__(self, metrics: Sequence[Metric], histograms: Sequence[str] = ()):
         self._reported: set[str] = set()
         # For `first_nonfinite`: a reference to what tells the order of execution, as the step knows it.
         self.order: Callable[[], Callable[[], Sequence[Any]] | None] | None = None
-        self.replace(metrics)
+        self.replace(metrics, histograms)
 
-    def replace(self, metrics: Sequence[Metric]) -> None:
+    def replace(self, metrics: Sequence[Metric], histograms: Sequence[str] = ()) -> None:
         """Take other metrics: a step learns the parts of its loss when its network is compiled or called."""
         self.metrics: tuple[Metric, ...] = tuple(metrics)
         self.names: tuple[str, ...] = tuple(metric.name for metric in self.metrics)
+        self.histogram_names: tuple[str, ...] = tuple(histograms)
         self._position = {name: i for i, name in enumerate(self.names)}
-        if len(self._position) < len(self.names):
-            twice = sorted({name for name in self.names if self.names.count(name) > 1})
+        every_name = self.names + self.histogram_names
+        if len(set(every_name)) < len(every_name):
+            twice = sorted({name for name in every_name if every_name.count(name) > 1})
             raise ValueError(f"metric names must be unique, but these occur twice: {', '.join(twice)}. "
                              "Rename the parameter, the cell or the loss part that they come from.")
         self._count_of = [self._call_count(name) for name in self.names]
@@ -82,7 +86,8 @@ class Schema:
         return None if (group, stat) == (counts, "count") else self._position.get(f"{counts}/count/{cell}")
 
     def __len__(self) -> int:
-        return len(self.metrics)
+        """The length of the vector: that of its metrics and histograms."""
+        return len(self.metrics) + CARRIED * len(self.histogram_names)
 
     def __iter__(self) -> Iterator[Metric]:
         return iter(self.metrics)
@@ -114,10 +119,7 @@ class Schema:
         Raises:
             ValueError: `stats` does not have K elements.
         """
-        values = np.asarray(stats.asnumpy() if hasattr(stats, "asnumpy") else stats, dtype=np.float64)
-        if values.shape != (len(self),):
-            raise ValueError(f"stats must be a vector of shape ({len(self)},), one element a metric, "
-                             f"but its shape is {values.shape}. Pass the second output of the step that owns this schema.")
+        values = self._vector(stats)
         unpacked = {}
         for name, value, count in zip(self.names, values.tolist(), self._count_of):
             if count is not None and values[count] == 0:
@@ -125,6 +127,27 @@ class Schema:
             else:
                 unpacked[name] = value
         return unpacked
+
+    def histograms(self, stats: Any) -> dict[str, np.ndarray]:
+        """The histograms in one vector, with one device-to-host copy.
+
+        Args:
+            stats: As for `unpack`, which leaves the histograms out.
+
+        Returns:
+            `{name: counts}` in the schema's order; counts are int64 [`bins.BINS`], as `instrument.bins` lays them out. What
+            was not counted in this step, because its `every` says so or its cell was not called, is absent.
+
+        Raises:
+            ValueError: `stats` does not have K elements.
+
+        Example:
+            >>> step.schema.histograms(stats)["histogram/weight/head.weight"].sum() == head.weight.size
+            True
+        """
+        values = self._vector(stats)[len(self.metrics):].reshape(-1, CARRIED)
+        return {name: from_carried(each) for name, each in zip(self.histogram_names, values)
+                if np.isfinite(each).all() and each.any()}
 
     def first_nonfinite(self, stats: Any) -> FirstNonfinite | None:
         """Which weight, activation or gradient was not finite first, in the order in which the step computed them.
@@ -144,6 +167,13 @@ class Schema:
             order = [*((kind, name[len(kind) + 6:]) for kind in ("weight", "grad") for name in self.names
                        if name.startswith(f"{kind}/norm/")), ("weight", ""), ("loss", ""), ("grad", "")]
         return first_nonfinite(values, order)
+
+    def _vector(self, stats: Any) -> np.ndarray:
+        values = np.asarray(stats.asnumpy() if hasattr(stats, "asnumpy") else stats, dtype=np.float64)
+        if values.shape != (len(self),):
+            raise ValueError(f"stats must be a vector of shape ({len(self)},), one element a metric, "
+                             f"but its shape is {values.shape}. Pass the second output of the step that owns this schema.")
+        return values
 
     def _report_silent(self, group: str, cell: str) -> None:
         if f"{group}/{cell}" in self._reported:

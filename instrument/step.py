@@ -20,6 +20,7 @@ from instrument import _compat, gradients
 from instrument import stats as measure
 from instrument.arguments import check_arguments
 from instrument.attention import attention_taps
+from instrument.histograms import Counter, Histogram, HistogramStats, check_histograms, choose_cells, choose_parameters
 from instrument.losses import MAX_PARTS, LossKey, LossOutputs
 from instrument.nonfinite import Place, execution_order
 from instrument.norms import NormStats
@@ -109,6 +110,8 @@ class InstrumentedStep(nn.TrainOneStepCell):
         counts: Count elements too: `grad/nonfinite/<parameter>`, `grad/zero_fraction`, and of every measured cell
             `zero_fraction` and `nonfinite_elements`.
         attention: Measure each `AttentionProbe` and `nn.MultiheadAttention` of the network, whatever `activations` says.
+        histograms: Which weights, gradients and activations are counted by magnitude, each with an `every` of its own: a
+            list of `Histogram`. `schema.histograms(stats)` returns the counts.
 
     Inputs:
         - **inputs** (tuple of Tensor) - what `network` takes.
@@ -136,7 +139,8 @@ class InstrumentedStep(nn.TrainOneStepCell):
                  activations: Activations = "blocks", activation_stats: Sequence[str] = DEFAULT_STATS,
                  activation_gradients: bool = False, per_parameter: bool = True, counts: bool = False,
                  updates: bool = False, moments: bool = False, every: int = 1, window: int | None = None,
-                 spike_window: int | None = None, skip_spikes: float | None = None, attention: bool = True):
+                 spike_window: int | None = None, skip_spikes: float | None = None, attention: bool = True,
+                 histograms: Sequence[Histogram] = ()):
         nn.Cell.__init__(self, auto_prefix=False)  # first, because the destructor of 2.0.0 fails on less than a Cell
         _compat.warn_if_untested()
         check_arguments(network, optimizer, loss_scale=loss_scale, max_grad_norm=max_grad_norm, accumulate=accumulate,
@@ -144,9 +148,14 @@ class InstrumentedStep(nn.TrainOneStepCell):
                         spike_window=spike_window, skip_spikes=skip_spikes)
         if moments:
             moments_of(optimizer)
+        check_histograms(histograms, every)
         check_no_other_step(network)
         release(network)
         chosen = select_cells(network, activations)
+        statistics = [statistics_of(cell, activation_stats, counts) for _, cell in chosen]
+        counted = choose_cells(histograms, network)
+        only_counted = [(name, cell) for name, (cell, _) in counted.items() if name not in dict(chosen)]
+        chosen, statistics = chosen + only_counted, statistics + [()] * len(only_counted)
         attention_cells = attention_taps(network) if attention else []
         check_free(chosen + [(name, cell) for name, cell, _ in attention_cells])
         super().__init__(network, optimizer)
@@ -176,8 +185,9 @@ class InstrumentedStep(nn.TrainOneStepCell):
             self._hide("all_reduce", ops.AllReduce())
             self.rank_share = Tensor([1 / get_group_size()], ms.float32)
         self._hide("outputs", LossOutputs(network, loss_key, self.scaled, weakref.WeakMethod(self._name_metrics)))
-        self._hide("norm_stats", NormStats(self.weights, frozen=frozen_weights(network, self.weights),
-                                           per_parameter=per_parameter, counts=counts))
+        frozen = frozen_weights(network, self.weights)
+        self._hide("norm_stats", NormStats(self.weights, frozen=frozen, per_parameter=per_parameter, counts=counts))
+        self._hide("counted_parameters", choose_parameters(histograms, self.weights, frozen))
         self.has_updates, self.has_moments = bool(updates), bool(moments)
         self._hide("update_stats", UpdateStats(self.weights, per_parameter) if updates else None)
         self._hide("moment_stats", MomentStats(optimizer, per_parameter) if moments else None)
@@ -189,8 +199,8 @@ class InstrumentedStep(nn.TrainOneStepCell):
         self.is_called = False  # whether we are in a call of this very cell
         self.is_random = every > 1 and draws_random_numbers(network)  # as far as its cells tell
         self.is_checked = False  # whether its compiled graph has been asked as well
-        statistics = [statistics_of(cell, activation_stats, counts) for _, cell in chosen]
-        self._hide("taps", Taps(chosen, statistics, activation_gradients, self, attention_cells)
+        counters = {name: Counter(name, often, self.step_count) for name, (_, often) in counted.items()}
+        self._hide("taps", Taps(chosen, statistics, activation_gradients, self, attention_cells, counters)
                    if chosen or attention_cells else None)
         self._hide("_schema", Schema([]))
         self._schema.order = weakref.WeakMethod(self._execution_order)
@@ -207,12 +217,15 @@ class InstrumentedStep(nn.TrainOneStepCell):
     def _build(self) -> None:
         """Make what depends on whether there are taps: the function that differentiates, the schema, the buffers."""
         slots = [tap.slot for tap in self.taps.taps] if self.taps else []
-        targets = ParameterTuple([*self.weights, *slots])
+        counters = self.taps.counters if self.taps else {}
+        targets = ParameterTuple([*self.weights, *slots, *(counter.slot for counter in counters.values())])
         self._hide("value_and_grad", ops.value_and_grad(self.outputs, None, targets, has_aux=True))
         self._hide("value_and_grad_alone", ops.value_and_grad(self.outputs, None, self.weights, has_aux=True))
         self._hide("activation_stats", ActivationStats(self.taps, self.scaled) if self.taps else None)
+        self._hide("histogram_stats", HistogramStats(self.counted_parameters, list(counters)))
         self._name_metrics()
-        self.has_taps = bool(slots)
+        self.has_taps, self.tap_count = bool(slots), len(slots)
+        self.has_histograms = bool(self.histogram_stats.names)
         self.weight_count = len(self.weights)
         self.length_without_losses = len(self._schema) - 1 - len(self.outputs.parts)
         last = np.full(self.length_without_losses + LOSSES, np.nan, np.float32)
@@ -247,7 +260,7 @@ class InstrumentedStep(nn.TrainOneStepCell):
         metrics += self.norm_stats.schema.metrics
         for part in (self.taps, self.moment_stats, self.update_stats):  # in the order of the vector
             metrics += part.metrics() if part is not None else []
-        self._schema.replace(metrics)
+        self._schema.replace(metrics, self.histogram_stats.names)
 
     def _execution_order(self) -> list[Place]:
         return execution_order(self.network, self.taps.in_order() if self.taps is not None else [], self.norm_stats.weights)
@@ -445,7 +458,8 @@ class InstrumentedStep(nn.TrainOneStepCell):
         return ops.depend(stats, self.schedule.advance(step))
 
     def _measured_update(self, step, scale, losses, grads, carried):
-        stats, squares, norms, spiked = self._measure(step, scale, losses, grads, carried)
+        stats, squares, norms, spiked, histograms = self._measure(step, scale, losses, grads, carried)
+        stats = ops.depend(stats, histograms)  # of this forward's weights, so before the update
         if self.has_updates:
             before = self.update_stats.before()
             stats = self._apply(ops.depend(grads, before), squares, spiked, stats)
@@ -453,6 +467,8 @@ class InstrumentedStep(nn.TrainOneStepCell):
             stats = self.concat((stats, self.update_stats(ops.depend(before, stats), weight_norms)))
         else:
             stats = self._apply(grads, squares, spiked, stats)
+        if self.has_histograms:
+            stats = self.concat((stats, histograms))
         if self.window is not None:
             stats = ops.depend(stats, self.ring(pad(stats, self.length_without_losses + LOSSES)))
         return stats
@@ -480,7 +496,8 @@ class InstrumentedStep(nn.TrainOneStepCell):
 
     def _measure(self, step, scale, losses, grads, carried):
         """Returns: the vector up to what the update adds; the sum of all squared gradients and the norms, as
-        `NormStats.measure` returns them; and 1 where a spike leaves the update out, float32 [1]."""
+        `NormStats.measure` returns them; 1 where a spike leaves the update out, float32 [1]; and the histograms, which
+        come last in the vector."""
         values, squares, norms = self.norm_stats.measure(grads)
         head = (ops.reshape(ops.cast(step, ms.float32), (1,)), losses)
         # MindSpore 2.0.0 wants each name set on every way through the construct.
@@ -505,10 +522,13 @@ class InstrumentedStep(nn.TrainOneStepCell):
             head = head + (values[:1] * self._clip_factor(squares),)
         head = head + (values,)
         if self.has_taps:
-            head = head + (self.activation_stats(carried, scale),)
+            head = head + (self.activation_stats(carried[:self.tap_count], scale),)
         if self.has_moments:
             head = head + (self.moment_stats(grads, norms[:self.weight_count]),)
-        return self.concat(head), squares, norms, spiked
+        histograms = losses
+        if self.has_histograms:
+            histograms = self.histogram_stats(grads, carried[self.tap_count:], step)
+        return self.concat(head), squares, norms, spiked, histograms
 
     def _gradient_square_sum(self, grads):
         """The sum of all squared gradients, float32 [1], where an update needs it."""

@@ -19,7 +19,8 @@ import gc
 import itertools
 import types
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import mindspore as ms
@@ -27,6 +28,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 from instrument import _compat, stats
+from instrument.histograms import Counter
 from instrument.losses import dtypes_of
 from instrument.schema import Merge, Metric
 from instrument.select import NamedCells
@@ -147,12 +149,13 @@ class Tap(nn.Cell):
         name: The cell's name in `cells_and_names()`.
         statistics: Names out of `ALL_STATS`; the call count is always among them.
         gradients: Whether the same is measured of the gradient of the loss by this output.
+        counter: Counts the output's magnitudes in a slot of its own, or None.
     """
 
     group = "activation"  # of the metrics' names
     recipes = _RECIPES
 
-    def __init__(self, name: str, statistics: Sequence[str], gradients: bool):
+    def __init__(self, name: str, statistics: Sequence[str], gradients: bool, counter: Counter | None = None):
         super().__init__(auto_prefix=False)
         self.cell_name = name
         self.turn: int | None = None  # when the forward comes to it, known once the network has been compiled or called
@@ -163,6 +166,7 @@ class Tap(nn.Cell):
         self.slot = Parameter(Tensor(np.zeros(len(self.columns) + len(self.gradient_columns)), ms.float32),
                               name=f"instrument.tap.{self.group}.{name}")
         self.set_flag(None)
+        self.counter = counter or _IDENTITY
 
     def set_flag(self, flag: Parameter | None) -> None:
         """Measure only where `flag` (float32 []) is 1 when the step runs; None: always."""
@@ -187,14 +191,14 @@ class Tap(nn.Cell):
     def construct(self, output):
         if isinstance(output, Tensor):
             first_float(self.cell_name, self.identity, (output.dtype,))
-            return self.carrier(output, self.slot, self.flag)
+            return self.counter(self.carrier(output, self.slot, self.flag))
         if isinstance(output, dict):
             keys = list(output.keys())
             chosen = first_float(self.cell_name, self.identity, dtypes_of(list(output.values())))
-            output[keys[chosen]] = self.carrier(output[keys[chosen]], self.slot, self.flag)
+            output[keys[chosen]] = self.counter(self.carrier(output[keys[chosen]], self.slot, self.flag))
             return output
         chosen = first_float(self.cell_name, self.identity, dtypes_of(output))
-        measured = self.carrier(output[chosen], self.slot, self.flag)
+        measured = self.counter(self.carrier(output[chosen], self.slot, self.flag))
         if isinstance(output, list):
             return output[:chosen] + [measured] + output[chosen + 1:]
         return output[:chosen] + (measured,) + output[chosen + 1:]
@@ -248,14 +252,16 @@ class Taps:
         gradients: Whether activation gradients are measured too.
         owner: The step, which has a method `owns(cell)`; cells whose owner is gone are free for another one.
         others: Names, cells and taps beside. A cell can have one of these and be chosen as well.
+        counters: For names of cells, what counts magnitudes there.
     """
 
     def __init__(self, chosen: NamedCells, statistics: Sequence[Sequence[str]], gradients: bool, owner: Any,
-                 others: Sequence[tuple[str, nn.Cell, Tap]] = ()):
+                 others: Sequence[tuple[str, nn.Cell, Tap]] = (), counters: Mapping[str, Counter] = MappingProxyType({})):
         self.gate = Gate()
         self.cells = [cell for _, cell in chosen] + [cell for _, cell, _ in others]
-        self.taps = [Tap(name, wanted, gradients) for (name, _), wanted in zip(chosen, statistics)]
+        self.taps = [Tap(name, wanted, gradients, counters.get(name)) for (name, _), wanted in zip(chosen, statistics)]
         self.taps += [tap for *_, tap in others]
+        self.counters = {name: counters[name] for name, _ in chosen if name in counters}
         sizes = [tap.slot.size for tap in self.taps]
         self.starts = [sum(sizes[:i]) for i in range(len(sizes))]  # where each slot starts behind the ones before it
         self.length = sum(sizes)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
 
-from instrument import AttentionProbe, InstrumentedStep, attention
+from instrument import AttentionProbe, Histogram, InstrumentedStep, attention, histograms
 from instrument import stats as measure
 from instrument.taps import ALL_STATS, DEFAULT_STATS, ActivationStats, Taps
 from networks import MLP, mlp_batches
@@ -108,7 +108,9 @@ def added(request, tmp_path_factory, batch, plain):
     step = kind(network, nn.Momentum(network.trainable_params(), 0.1, 0.9),
                 loss_scale=nn.DynamicLossScaleUpdateCell(1024, 2, 100), max_grad_norm=1.0, accumulate=2,
                 activations="leaves", activation_stats=ALL_STATS, activation_gradients=True, counts=True, updates=True,
-                moments=True, window=4, spike_window=4, **options)
+                moments=True, window=4, spike_window=4,
+                histograms=[Histogram("weight", "weight", every=6), Histogram("gradient", "bias", every=3),
+                            Histogram("activation", "act", every=3)], **options)
     step.set_train()
     step.decide_in_graph("every" in options)
     with pytest.MonkeyPatch.context() as patch:
@@ -119,6 +121,7 @@ def added(request, tmp_path_factory, batch, plain):
 def test_the_graphs_are_read(plain, added):
     assert plain["ApplyMomentum"] == 4 and added["ApplyMomentum"] % 4 == 0  # once a branch
     assert added["ReduceSum"] > 10 and added["IsFinite"] > 0 and added["ReduceMax"] > 0
+    assert added["Bucketize"] == added["Bincount"] == 5  # two weights, two gradients, one activation
 
 
 def test_every_operator_that_the_step_adds_is_documented_for_every_platform(added):
@@ -128,7 +131,7 @@ def test_every_operator_that_the_step_adds_is_documented_for_every_platform(adde
 def test_every_primitive_of_the_mathematics_is_documented_for_every_platform():
     """Those of paths that the graphs above do not take, such as sparse gradients, as well."""
     # `constexpr` makes a local subclass of Primitive: such a function runs while the graph is compiled.
-    primitives = {value.name for value in [*vars(measure).values(), *vars(attention).values()]
+    primitives = {value.name for module in (measure, attention, histograms) for value in vars(module).values()
                   if isinstance(value, ops.Primitive) and "<locals>" not in type(value).__qualname__}
     assert len(primitives) > 10
     assert not_everywhere(primitives) == {}
