@@ -22,7 +22,7 @@ BLOCKS = {heading: block for heading, text in re.findall(r"^## (.+?)$(.*?)(?=^##
           for block in re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)}
 PROGRAM, NAN, LOOP = "A MindSpore program", "Where did the NaN come from?", "Loops written with `ms.value_and_grad`"
 EVERY, SCALING, LOSSES, CELLS = "Every k-th step", "Loss scaling, clipping, accumulation", "Several losses", "Which cells"
-ATTENTION = "Attention"
+ATTENTION, HISTOGRAMS = "Attention", "Histograms"
 MONITOR = "monitor"
 
 
@@ -69,6 +69,16 @@ def test_the_first_bad_weight_is_found(run_block, capsys):
     run_block(NAN)
     assert capsys.readouterr().out.splitlines() == ["weight 2.bias (after weight 2.weight, which was finite)",
                                                     "weight 2.bias 2.weight"]
+
+
+@pytest.mark.compiles
+def test_histograms_are_counted(run_block, capsys):
+    names = run_block(HISTOGRAMS)
+    counts = names["step"].schema.histograms(names["stats"])
+    assert {name: int(each.sum()) for name, each in counts.items()} == {
+        "histogram/weight/0.weight": 1024, "histogram/weight/2.weight": 128, "histogram/gradient/2.weight": 128,
+        "histogram/activation/_backbone.1": 2048}
+    assert len(capsys.readouterr().out.splitlines()) >= 4
 
 
 @pytest.mark.compiles
@@ -119,7 +129,7 @@ def test_attention_is_measured(run_block):
 
 
 def test_every_python_block_is_run():
-    assert set(BLOCKS) == {PROGRAM, NAN, EVERY, LOOP, SCALING, LOSSES, CELLS, ATTENTION}
+    assert set(BLOCKS) == {PROGRAM, NAN, EVERY, LOOP, SCALING, LOSSES, CELLS, ATTENTION, HISTOGRAMS}
     assert README.count("```python") == len(BLOCKS)
 
 
