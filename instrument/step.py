@@ -190,6 +190,7 @@ class InstrumentedStep(nn.TrainOneStepCell):
         self._hide("counted_parameters", choose_parameters(histograms, self.weights, frozen))
         self.has_updates, self.has_moments = bool(updates), bool(moments)
         self._hide("update_stats", UpdateStats(self.weights, per_parameter) if updates else None)
+        self.no_change = Tensor(np.zeros(len(self.update_stats.metrics()) if updates else 1), ms.float32)
         self._hide("moment_stats", MomentStats(optimizer, per_parameter) if moments else None)
         self._hide("step_count", state("step", np.zeros((), np.int32)))
         self._hide("micro_step", state("micro_step", np.zeros((), np.int32)))
@@ -461,10 +462,7 @@ class InstrumentedStep(nn.TrainOneStepCell):
         stats, squares, norms, spiked, histograms = self._measure(step, scale, losses, grads, carried)
         stats = ops.depend(stats, histograms)  # of this forward's weights, so before the update
         if self.has_updates:
-            before = self.update_stats.before()
-            stats = self._apply(ops.depend(grads, before), squares, spiked, stats)
-            weight_norms = norms[self.weight_count:2 * self.weight_count]
-            stats = self.concat((stats, self.update_stats(ops.depend(before, stats), weight_norms)))
+            stats = self._apply_and_compare(grads, squares, spiked, stats, norms[self.weight_count:2 * self.weight_count])
         else:
             stats = self._apply(grads, squares, spiked, stats)
         if self.has_histograms:
@@ -475,6 +473,29 @@ class InstrumentedStep(nn.TrainOneStepCell):
 
     def _apply(self, grads, squares, spiked, stats):
         """Clip and update, unless there is an overflow or a spike. Returns: `stats`, which then comes after the update."""
+        grads = self._prepare(grads, squares, stats)
+        if not self.can_skip:
+            return ops.depend(stats, self.optimizer(grads))
+        if not self._is_skipped(squares, spiked):
+            stats = ops.depend(stats, self.optimizer(grads))
+        return stats
+
+    def _apply_and_compare(self, grads, squares, spiked, stats, weight_norms):
+        """As `_apply`; the vector ends with what the update has changed."""
+        before = self.update_stats.before()
+        grads = self._prepare(ops.depend(grads, before), squares, stats)
+        changed = self.no_change
+        if not self.can_skip:
+            stats = ops.depend(stats, self.optimizer(grads))
+            changed = self.update_stats(ops.depend(before, stats), weight_norms)
+        elif not self._is_skipped(squares, spiked):
+            # The comparison has to stand in this branch: behind it, the compiler reads the weights before the update.
+            stats = ops.depend(stats, self.optimizer(grads))
+            changed = self.update_stats(ops.depend(before, stats), weight_norms)
+        return self.concat((stats, changed))
+
+    def _prepare(self, grads, squares, stats):
+        """The gradients as the optimizer gets them."""
         if self.max_grad_norm is not None:
             factor = ops.reshape(self._clip_factor(squares), ())
             grads = self.map(ops.partial(gradients.clip, factor), grads)
@@ -482,17 +503,17 @@ class InstrumentedStep(nn.TrainOneStepCell):
         grads = ops.depend(grads, stats)
         if self.exits_on_request:
             grads = self.graceful_exit.exit_by_request(grads, self.init_param, self.exit_param)
-        if not self.can_skip:
-            return ops.depend(stats, self.optimizer(grads))
+        return grads
+
+    def _is_skipped(self, squares, spiked):
+        """Whether the update is left out, bool []; adjusts the loss scale."""
         skipped = ops.Greater()(ops.reshape(spiked, ()), self.zero)
         if self.scaled:
             overflowed = ops.Greater()(ops.reshape(measure.is_nonfinite(squares), ()), self.zero)
             if self.loss_scaling_manager is not None:
                 overflowed = self.loss_scaling_manager(self.scale_sense, overflowed)
             skipped = ops.LogicalOr()(ops.reshape(overflowed, ()), skipped)
-        if not skipped:
-            stats = ops.depend(stats, self.optimizer(grads))
-        return stats
+        return skipped
 
     def _measure(self, step, scale, losses, grads, carried):
         """Returns: the vector up to what the update adds; the sum of all squared gradients and the norms, as

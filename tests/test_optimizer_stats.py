@@ -63,6 +63,27 @@ def test_numbers(mode, name):
                 assert values[f"moment1/cosine/{p}"] == pytest.approx(cosine(gradients[i], m[i]), abs=1e-5)
 
 
+SKIPPING = {"loss scale": {"loss_scale": 2.0}, "spikes": {"spike_window": 2, "skip_spikes": 1e9},
+            "both": {"loss_scale": 2.0, "spike_window": 2, "skip_spikes": 1e9, "max_grad_norm": 0.5, "window": 2},
+            "loss scale, in the one graph": {"loss_scale": 2.0, "spike_window": 2, "every": 2}}
+
+
+@pytest.mark.parametrize("options", SKIPPING)
+def test_the_weights_are_compared_after_the_update_on_every_way_to_it(mode, options):
+    in_graph = "every" in SKIPPING[options]
+    network = MLP()
+    step = InstrumentedStep(network, nn.Momentum(network.trainable_params(), 0.1, 0.9), activations=None, updates=True,
+                            **SKIPPING[options])
+    step.is_random = step.is_checked = in_graph  # as for a network with Dropout: a condition in the one graph
+    for number, batch in enumerate(mlp_batches(4), 1):
+        before = copies(network.get_parameters())
+        values = step.schema.unpack(step(*map(Tensor, batch))[1])
+        deltas = [a - b for a, b in zip(copies(network.get_parameters()), before)]
+        if values["step"] == number:
+            assert values["update/norm"] == pytest.approx(reference.norm(*deltas), rel=TOLERANCE) and values["update/norm"] > 0
+    assert values["step"] == 4
+
+
 @pytest.mark.parametrize("every", [1, 2])
 def test_a_skipped_update_is_zero_and_large_parameters_are_right(mode, every):
     shape = (96, 130)  # larger than what is summed raw

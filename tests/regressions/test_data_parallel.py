@@ -29,7 +29,7 @@ def ranks(mode, tmp_path, port):
         if line.startswith("RANK "):
             _, rank, values = line.split(" ", 2)
             rows[int(rank)].append(json.loads(values))
-    assert len(rows[0]) == len(rows[1]) == 3, done.stdout[-2000:] + logs[-3000:]
+    assert len(rows[0]) == len(rows[1]) == 4, done.stdout[-2000:] + logs[-3000:]
     return rows
 
 
@@ -38,8 +38,9 @@ def test_norms_of_two_ranks_are_those_of_the_joined_batch(mode, tmp_path):
     rows = ranks(mode, tmp_path, 18700 + os.getpid() % 1000)
     weights = [p.asnumpy().astype(np.float64) for p in MLP().trainable_params()]
     ms.set_context(mode=ms.GRAPH_MODE)
-    for i, (x, y) in enumerate(mlp_batches(3)):
-        _, gradients, outputs, _ = reference.MLP(weights).step(x, y)
+    history = []
+    for i, (x, y) in enumerate(mlp_batches(4)):
+        loss, gradients, outputs, _ = reference.MLP(weights).step(x, y)
         norm = reference.norm(*gradients)
         for rank in (0, 1):
             values = rows[rank][i]
@@ -47,7 +48,15 @@ def test_norms_of_two_ranks_are_those_of_the_joined_batch(mode, tmp_path):
             assert values["grad/norm"] == pytest.approx(norm, rel=5e-6)  # float32 forward, backward and reduction
             assert values["grad/norm_clipped"] == pytest.approx(min(norm, 0.5), rel=5e-6)
             assert values["weight/norm"] == pytest.approx(reference.norm(*weights), rel=5e-6)
+            assert values["update/norm"] == pytest.approx(0.5 * min(norm, 0.5), rel=5e-6) and values["skipped"] == 0
+            if i < 2:
+                assert np.isnan(values["spike/score"])
+            else:  # of the loss of the joined batch, so that the ranks decide alike
+                mean, deviation = np.mean(history[-2:], 0), np.std(history[-2:], 0)
+                assert values["spike/score"] == pytest.approx(np.max(([loss, norm] - mean) / deviation), rel=1e-3)
+                assert values["spike/score"] == rows[1 - rank][i]["spike/score"]
             # activations are this rank's own
             own = reference.activation(outputs["act"][4 * rank:4 * rank + 4])
             assert values["activation/rms/act"] == pytest.approx(own["rms"], rel=5e-6)
+        history.append([loss, norm])
         weights = [w - 0.5 * min(1, 0.5 / norm) * g for w, g in zip(weights, gradients)]
