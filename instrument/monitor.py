@@ -56,7 +56,8 @@ class TrainingMonitor(_OldHooks):
     that return the last vector again (accumulation, or statistics switched off for a step) make no record. With any
     other train cell it has the loss alone. The host adds:
 
-    - `learning_rate`: of this step's update; `learning_rate/<group>` where groups have rates of their own;
+    - `learning_rate`: of this step's update, absent where more steps have been made before it was read;
+      `learning_rate/<group>` where groups have rates of their own;
     - `step_time`: seconds a call of the step, since the last record, with data loading and callbacks, and without
       evaluation between epochs. The first one includes compilation.
 
@@ -163,7 +164,8 @@ class TrainingMonitor(_OldHooks):
         self._last_step = records[-1].step
         added: dict[str, float] = {}
         with self._reported("learning_rate"):
-            added.update(self._learning_rates(params, records[-1]))
+            if self._is_latest(records[-1]):
+                added.update(self._learning_rates(params, records[-1]))
         now = time.perf_counter()
         if self._since is not None and call > self._since[1]:
             added["step_time"] = (now - self._since[0]) / (call - self._since[1])
@@ -200,6 +202,11 @@ class TrainingMonitor(_OldHooks):
             warnings.warn(f"{overwritten} measured steps were overwritten on the device before the monitor read them: make "
                           "the step with a larger `window`, or measure fewer steps by `every`.", stacklevel=2)
         return [Record.from_stats(row, schema, time=time.time()) for row in rows]
+
+    def _is_latest(self, record: Record) -> bool:
+        """Whether no step has been made after this one: the optimizer's learning rate is that of the last."""
+        count = getattr(self._step_cell, "step_count", None)
+        return count is None or int(count.asnumpy()) == record.step
 
     def _learning_rates(self, params: Any, record: Record) -> dict[str, float]:
         cell = self._network if self._step_cell is None else self._step_cell

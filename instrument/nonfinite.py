@@ -53,6 +53,14 @@ def first_nonfinite(values: Mapping[str, float], order: Iterable[Place]) -> Firs
     Returns:
         The first one that is not finite; None where all that was measured is finite.
     """
+    order = list(order)
+    # A cell that is called several times has one number for all calls, and so no place of its own: others come first.
+    several = {name for kind, name in order if kind == "activation" and values.get(f"activation/count/{name}", 1) > 1}
+    found = _search(values, [place for place in order if place[1] not in several or place[0] in ("weight", "grad")])
+    return found or _search(values, order)
+
+
+def _search(values: Mapping[str, float], order: Iterable[Place]) -> FirstNonfinite | None:
     clean: Place | None = None
     for kind, name in order:
         bad = _is_bad(values, kind, name)
@@ -72,6 +80,9 @@ def _is_bad(values: Mapping[str, float], kind: Kind, name: str) -> bool | None:
         total = _not_finite(values.get(f"{kind}/norm"))
         if not name or not total:
             return total
+        elements = values.get(f"{kind}/nonfinite/{name}")
+        if elements is not None:  # `counts=True`
+            return elements > 0
         return _not_finite(values.get(f"{kind}/norm/{name}"))
     flag = values.get(f"{kind}/nonfinite/{name}")
     if flag is not None:

@@ -24,7 +24,8 @@ def _negated(weight):
 
 
 def _difference(weight, negated):
-    return ops.Add()(stats.as_float32(weight), negated)
+    # `negated` waits for the update; without waiting for it, the compiler may read the weight before.
+    return ops.Add()(stats.as_float32(ops.depend(weight, negated)), negated)
 
 
 def _products(a, b, length):
@@ -162,9 +163,11 @@ def moments_of(optimizer: Any) -> tuple[list[Parameter], list[Parameter]]:
     """
     shapes = [parameter.shape for parameter in optimizer.parameters]
     for first, second in _MOMENTS:
+        if second is None and not isinstance(optimizer, nn.Momentum):
+            continue  # other optimizers keep something else under this name, as nn.FTRL its squared gradients
         moments = [list(getattr(optimizer, name, None) or ()) for name in (first, second) if name is not None]
         if all([moment.shape for moment in group] == shapes for group in moments):
             return moments[0], moments[1] if len(moments) > 1 else []
-    raise ValueError(f"moments=True needs an optimizer that keeps moments, but {type(optimizer).__name__} has none of "
-                     "MindSpore's names for them (moment1, moments1, exp_avg, moments). Use nn.Adam, nn.AdamWeightDecay, "
-                     "nn.Lamb or nn.Momentum, or leave `moments` out.")
+    raise ValueError(f"moments=True needs an optimizer that keeps moments, but {type(optimizer).__name__} has none that are "
+                     "known (moment1 and moment2, moments1 and moments2, exp_avg and exp_avg_sq). Use nn.Adam, "
+                     "nn.AdamWeightDecay, nn.Lamb or nn.Momentum, or leave `moments` out.")

@@ -40,7 +40,7 @@ class Schedule(nn.Cell):
         self.step_count, self.micro_step = step_count, micro_step
         # Whether the coming step is measured, where the graph decides: it sets this for the step after.
         self.flag = Parameter(Tensor(1.0, ms.float32), name="instrument.measure", requires_grad=False)
-        self.asked = False
+        self.asked = self.was_asked = False
         # What the host knows without asking the device.
         self.step: int | None = None  # number of the last step
         self.calls = 0  # of the coming step
@@ -75,11 +75,13 @@ class Schedule(nn.Cell):
 
     def decide(self) -> bool:
         """On the host, before a call: whether its step is measured."""
-        if self.step is None:  # the first call, or one after an exception
-            self.step, self.calls = int(self.step_count.asnumpy()), int(self.micro_step.asnumpy())
-            if self.calls:
+        if self.step is None:  # the first call, one after an exception, or after the graph has decided
+            calls, self.calls = self.calls, int(self.micro_step.asnumpy())
+            self.step = int(self.step_count.asnumpy())
+            if self.calls != calls:
                 self.is_measured = False  # it has begun, and whether measured is not known
         if self.calls == 0:
+            self.was_asked = self.asked
             self.is_measured = self.asked or self.is_due(self.step + 1)
             self.asked = False
         return self.is_measured
@@ -91,8 +93,15 @@ class Schedule(nn.Cell):
             self.step, self.calls = self.step + 1, 0
 
     def forget(self) -> None:
-        """The host no longer knows how many steps have been made."""
+        """A call has failed: the host no longer knows how many steps have been made."""
         self.step = None
+        self.asked = self.asked or (self.was_asked and self.calls == 0)
+
+    def hand_over(self) -> None:
+        """From now on the graph decides."""
+        if self.step is not None:
+            self.flag.set_data(Tensor(float(self.asked or self.is_due(self.step + 1)), ms.float32))
+            self.step = None
 
     def is_on(self):
         """In the graph: whether this step is measured, bool []."""

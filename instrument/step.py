@@ -199,7 +199,7 @@ class InstrumentedStep(nn.TrainOneStepCell):
         self.decides_in_graph = False  # whether the graph has a condition instead
         self.is_called = False  # whether we are in a call of this very cell
         self.is_random = every > 1 and draws_random_numbers(network)  # as far as its cells tell
-        self.is_checked = False  # whether its compiled graph has been asked as well
+        self.checked_for: bool | None = None  # the value of `training` for which its compiled graph has been asked as well
         counters = {name: Counter(name, often, self.step_count) for name, (_, often) in counted.items()}
         self._hide("taps", Taps(chosen, statistics, activation_gradients, self, attention_cells, counters)
                    if chosen or attention_cells else None)
@@ -316,7 +316,10 @@ class InstrumentedStep(nn.TrainOneStepCell):
         return self.taps is not None and any(cell is tapped for tapped in self.taps.cells)
 
     def remove_taps(self) -> None:
-        """Give the network its own classes back. The step goes on without activation statistics."""
+        """Give the network its own classes back. The step goes on without activation statistics.
+
+        The vector changes with it: read a window before, and call this between updates, not between calls that make one.
+        """
         if _steps.get(id(self.network)) is self:
             del _steps[id(self.network)]
         if self.taps is not None:
@@ -335,16 +338,21 @@ class InstrumentedStep(nn.TrainOneStepCell):
         if schedule.every == 1:
             return self._closing_the_gate(super().__call__, *args, **kwargs)
         compiles = _compat.is_graph_mode()
-        if compiles and not self.is_checked:
+        if compiles and self.checked_for != self.training:  # Dropout draws numbers in training alone
             # Before anything runs, because a second graph would start the random stream anew.
             self.decide_in_graph(self.is_random)
             if not self.is_random:
                 self.compile(*args, **kwargs)
                 self.is_random = _compat.draws_random_numbers(self)
-            self.is_checked = True
+            self.checked_for = self.training
         in_graph = compiles and self.is_random
         self.decide_in_graph(in_graph)
         if in_graph:
+            if schedule.step is not None and self.latest is not None:  # the host has decided so far
+                kept = np.full(self.last_stats.shape, np.nan, np.float32)
+                kept[:len(self._schema)] = self.latest.asnumpy()
+                self.last_stats.set_data(Tensor(kept))
+            schedule.hand_over()
             schedule.tell_device(is_call=True)
         else:
             self.measuring = schedule.decide()
@@ -359,6 +367,7 @@ class InstrumentedStep(nn.TrainOneStepCell):
             self.phase = phase
             measuring, self.measuring = self.measuring, True
         if in_graph:
+            self._hide("latest", stats)
             return loss, stats
         schedule.done()
         if measuring:

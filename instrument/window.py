@@ -51,18 +51,20 @@ class RingBuffer(nn.Cell):
         return self.update(self.buffer, place, ops.reshape(row, (1, -1))), ops.assign(self.pushed, serial)
 
     def read(self, after: int | None, columns: int) -> Window:
-        """Rows whose first element is above `after`, by default the last one read; one device-to-host copy."""
+        """Rows whose first element is above `after`, by default those after the last one read; one device-to-host copy."""
         data = np.array(self.buffer.asnumpy())  # a copy: on a CPU it would be a view
         data = data[np.argsort(data[:, -1])]
         data = data[data[:, -1] > 0]
         last_step, last_serial = self.read_up_to
-        after = last_step if after is None else after
-        known = data[data[:, 0] <= after]
-        if len(known):
-            before = int(known[-1, -1])  # nothing between it and the next row has gone
+        if after is None:
+            # By serial number: a run that has gone back to an earlier checkpoint counts steps again.
+            rows, before = data[data[:, -1] > last_serial], last_serial
         else:
-            before = last_serial if last_step <= after else 0
-        rows = data[data[:, 0] > after]
+            rows, known = data[data[:, 0] > after], data[data[:, 0] <= after]
+            if len(known):
+                before = int(known[-1, -1])  # nothing between it and the next row has gone
+            else:
+                before = last_serial if last_step <= after else 0
         overwritten = max(int(rows[0, -1]) - 1 - before, 0) if len(rows) else 0
         if len(rows):
             self.read_up_to = int(rows[-1, 0]), int(rows[-1, -1])

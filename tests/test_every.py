@@ -167,6 +167,41 @@ def test_an_exception_does_not_shift_the_steps(mode, tmp_path, monkeypatch):
     assert [row["step"] for row in rows_of(step, batches[2:])] == [3, 3, 3]
 
 
+def fails(step):
+    with pytest.raises(Exception, match="."):
+        step(Tensor(np.ones((2, 3), np.float32)), Tensor(np.ones((2, 4), np.float32)))
+
+
+def test_what_was_asked_for_is_measured_after_an_exception_too(mode, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    network = MLP()
+    step = InstrumentedStep(network, adam(network), activations="leaves", every=100, accumulate=2)
+    batches = mlp_batches(8)
+    rows_of(step, batches[:2])
+    step.measure_next()
+    fails(step)
+    rows_of(step, batches[2:3])
+    fails(step)  # in the middle of the step
+    (row,) = rows_of(step, batches[3:4])
+    assert row["step"] == 2 and row["activation/count/act"] == 2
+    step.measure_next()
+    rows = rows_of(step, batches[4:])
+    assert [(row["step"], row["activation/count/act"]) for row in rows] == [(2, 2), (3, 2), (3, 2), (3, 2)]
+
+
+def test_the_schedule_goes_on_when_the_mode_changes():
+    network = Noisy()
+    step = InstrumentedStep(network, nn.SGD(network.trainable_params(), 0.0), every=4).set_train()
+    x, seen = Tensor(np.ones(4096), ms.float32), []
+    try:
+        for mode in (ms.PYNATIVE_MODE, ms.GRAPH_MODE, ms.PYNATIVE_MODE):
+            ms.set_context(mode=mode)
+            seen += [int(step(x)[1].asnumpy()[0]) for _ in range(6)]
+    finally:
+        ms.set_context(mode=ms.GRAPH_MODE)
+    assert seen == [1, 1, 1, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12, 16, 16, 16]
+
+
 @pytest.mark.parametrize("every", [0, -1, 1.5, True, "2"])
 def test_refused(every):
     network = MLP()

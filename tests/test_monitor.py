@@ -252,6 +252,16 @@ def test_all_rows_of_a_window_are_recorded_and_lost_ones_told():
     assert monitor.overwritten == 1 and "step_time" in memory.records[-1].values
 
 
+def test_the_learning_rate_is_that_of_the_step_or_absent():
+    net = MLP()
+    rates = [0.001 * i for i in range(1, 13)]
+    step = InstrumentedStep(net, nn.SGD(net.trainable_params(), rates), every=2)
+    memory = Memory()
+    Model(step).train(1, dataset(12), callbacks=[TrainingMonitor(writers=[memory], every=3)], dataset_sink_mode=False)
+    assert memory.steps == [2, 6, 8, 12]  # read after the calls 3, 6, 9 and 12
+    assert memory.column("learning_rate") == [None, pytest.approx(0.006), None, pytest.approx(0.012)]
+
+
 def test_every_kth_step_is_recorded_once():
     net = MLP()
     for options in ({}, {"window": 8}):

@@ -5,7 +5,7 @@ import pytest
 from mindspore import Tensor, nn, ops
 
 from instrument import InstrumentedStep, NormStats
-from instrument.nonfinite import FirstNonfinite
+from instrument.nonfinite import FirstNonfinite, first_nonfinite
 from networks import MLP
 
 X, Y = np.ones((2, 4), np.float32), np.zeros((2, 4), np.float32)
@@ -118,6 +118,21 @@ def test_an_underflow_of_one_parameter_is_none():
     assert norm_stats.schema.first_nonfinite(stats) is None
     bad = norm_stats((gradients[0], gradients[1] * Tensor(np.inf, ms.float32)))
     assert norm_stats.schema.first_nonfinite(bad) == FirstNonfinite("grad", "b", "grad", "a")
+
+
+def test_a_cell_that_is_called_twice_does_not_take_the_blame():
+    order = [("activation", "a"), ("activation", "act"), ("activation", "b"), ("loss", "")]
+    values = {"activation/count/act": 2.0, "activation/nonfinite/a": 0.0, "activation/nonfinite/act": 1.0, "loss": 1.0}
+    first = first_nonfinite({**values, "activation/nonfinite/b": 1.0}, order)
+    assert first == FirstNonfinite("activation", "b", "activation", "a")
+    assert first_nonfinite({**values, "activation/nonfinite/b": 0.0}, order).name == "act"
+
+
+def test_counts_tell_a_small_gradient_from_a_bad_one():
+    values = {"loss": 1.0, "grad/norm": np.nan, "grad/norm/a": np.nan, "grad/norm/b": np.nan}
+    order = [("loss", ""), ("grad", "b"), ("grad", "a")]
+    assert first_nonfinite(values, order).name == "b"
+    assert first_nonfinite({**values, "grad/nonfinite/a": 4.0, "grad/nonfinite/b": 0.0}, order).name == "a"
 
 
 def test_values_of_a_record_do_as_well():

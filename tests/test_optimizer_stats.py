@@ -5,7 +5,7 @@ import pytest
 from mindspore import Parameter, Tensor, nn
 
 import reference
-from instrument import InstrumentedStep
+from instrument import Histogram, InstrumentedStep
 from instrument.optimizer_stats import moments_of
 from networks import MLP, mlp_batches
 
@@ -65,6 +65,7 @@ def test_numbers(mode, name):
 
 SKIPPING = {"loss scale": {"loss_scale": 2.0}, "spikes": {"spike_window": 2, "skip_spikes": 1e9},
             "both": {"loss_scale": 2.0, "spike_window": 2, "skip_spikes": 1e9, "max_grad_norm": 0.5, "window": 2},
+            "histograms": {"loss_scale": 2.0, "histograms": [Histogram("weight", "weight", every=2)]},
             "loss scale, in the one graph": {"loss_scale": 2.0, "spike_window": 2, "every": 2}}
 
 
@@ -74,7 +75,7 @@ def test_the_weights_are_compared_after_the_update_on_every_way_to_it(mode, opti
     network = MLP()
     step = InstrumentedStep(network, nn.Momentum(network.trainable_params(), 0.1, 0.9), activations=None, updates=True,
                             **SKIPPING[options])
-    step.is_random = step.is_checked = in_graph  # as for a network with Dropout: a condition in the one graph
+    step.is_random = in_graph  # as for a network with Dropout: a condition in the one graph
     for number, batch in enumerate(mlp_batches(4), 1):
         before = copies(network.get_parameters())
         values = step.schema.unpack(step(*map(Tensor, batch))[1])
@@ -163,6 +164,8 @@ def test_an_optimizer_without_moments_is_refused():
     network = MLP()
     with pytest.raises(ValueError, match="moments=True needs an optimizer that keeps moments, but SGD has none"):
         InstrumentedStep(network, nn.SGD(network.trainable_params(), 0.1), moments=True)
+    with pytest.raises(ValueError, match="FTRL has none"):  # its `moments` are sums of squared gradients
+        InstrumentedStep(network, nn.FTRL(network.trainable_params()), moments=True)
     InstrumentedStep(network, nn.SGD(network.trainable_params(), 0.1))  # nothing is left behind
     assert len(moments_of(nn.Adam(network.trainable_params(), 0.1))[1]) == 4
 

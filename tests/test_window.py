@@ -62,6 +62,18 @@ def test_what_was_overwritten_is_counted(mode):
     assert everything.rows[:, 0].tolist() == [7, 8, 9, 10] and everything.overwritten == 6
 
 
+def test_going_back_to_an_earlier_step_loses_nothing():
+    step = make(window=4)
+    for batch in mlp_batches(3):
+        step(*map(Tensor, batch))
+    step.read_window()
+    step.set_step(1)
+    for batch in mlp_batches(2):
+        step(*map(Tensor, batch))
+    rows, overwritten = step.read_window()
+    assert rows[:, 0].tolist() == [2, 3] and overwritten == 0
+
+
 def test_a_step_called_by_hand_with_accumulation_and_losses(mode):
     step = make(window=8, accumulate=2, every=2, updates=True)
     for batch in mlp_batches(8):
