@@ -6,28 +6,9 @@ from mindspore import Tensor, nn, ops
 
 from instrument import InstrumentedStep
 from instrument.schedule import draws_random_numbers
-from networks import MLP, mlp_batches
+from networks import MLP, InAnotherCell, adam, mlp_batches, values_of
 
 STEPS = 8
-
-
-def adam(network):
-    return nn.Adam(network.trainable_params(), 1e-2)
-
-
-def values_of(parameters):
-    return [parameter.asnumpy().copy() for parameter in parameters]
-
-
-class InAnotherCell(nn.Cell):
-    """As a data sink does: the step lies in a graph that is not its own."""
-
-    def __init__(self, step):
-        super().__init__(auto_prefix=False)
-        self.step = step
-
-    def construct(self, x, y):
-        return self.step(x, y)
 
 
 class Noisy(nn.Cell):

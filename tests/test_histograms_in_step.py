@@ -5,28 +5,9 @@ import pytest
 from mindspore import Tensor, nn, ops
 
 from instrument import Histogram, InstrumentedStep, Metric, Schema, bins
-from networks import MLP, Blocks, Scaled, mlp_batches
+from networks import MLP, Blocks, InAnotherCell, Scaled, adam, mlp_batches, values_of
 from reference import MLP as Twin
 from test_histograms import twin
-
-
-def adam(network):
-    return nn.Adam(network.trainable_params(), 1e-2)
-
-
-def values_of(parameters):
-    return [parameter.asnumpy().copy() for parameter in parameters]
-
-
-class InAnotherCell(nn.Cell):
-    """As a data sink does: the step lies in a graph that is not its own."""
-
-    def __init__(self, step):
-        super().__init__(auto_prefix=False)
-        self.step = step
-
-    def construct(self, x, y):
-        return self.step(x, y)
 
 
 def histograms_of(step, batches, call=None):
