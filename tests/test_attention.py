@@ -113,7 +113,6 @@ def test_all_weight_on_one_key_has_no_entropy(mode, measure):
     assert abs(values["attention/entropy/probabilities"]) <= (2e-6 if IS_2_0 else 0)
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("position", [(0, 0, 0, 0), (1, 2, 3, 7), (0, 1, 2, 3)])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_nan_and_infinity_show(mode, measure, bad, position):
@@ -222,7 +221,6 @@ def check(values, expected):
         assert values[f"attention/{stat}/{cell}"] == pytest.approx(value, rel=2e-5, abs=2e-5), (stat, cell)
 
 
-@pytest.mark.core
 def test_training_is_bit_for_bit_what_it_was_and_every_step_is_right(mode):
     batches = [normal(3, 4, 8, seed=20 + i) for i in range(4)]
     plain, network = Transformer(), Transformer()

@@ -45,7 +45,6 @@ def test_counts_are_those_of_the_twin(mode, options):
         assert step.schema.unpack(stats)["step"] > 0
 
 
-@pytest.mark.core
 def test_training_is_what_it_is_without(mode):
     weights = []
     for histograms in ([], ALL):
@@ -67,8 +66,7 @@ def skip_needless(mode, where):
         pytest.skip("in PyNative mode a cell that lies in another one is called like any other")
 
 
-@pytest.mark.parametrize("where", ["called", "in another graph"])
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("where, accumulate", [("called", 1), ("called", 2), ("in another graph", 2)])
 def test_each_has_its_own_every_and_is_absent_in_between(mode, where, accumulate):
     skip_needless(mode, where)
     network = MLP()
