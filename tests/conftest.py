@@ -10,12 +10,14 @@ MODES = {"graph": ms.GRAPH_MODE, "pynative": ms.PYNATIVE_MODE}
 
 # What must hold on every release: the numbers, and that training is what it was.
 CORE = {"test_schema", "test_stats", "test_norms", "test_taps", "test_losses", "test_step", "test_compat", "test_like_cells",
-        "test_misuse", "test_numbers", "test_sparse_gradients", "test_every", "test_nonfinite", "test_optimizer_stats",
-        "test_spikes", "test_window"}  # and what has the mark itself
+        "test_misuse", "test_numbers", "test_sparse_gradients"}
+# The same for what a step can do besides; and what has the mark itself.
+OPTIONS = {"test_every", "test_nonfinite", "test_optimizer_stats", "test_spikes", "test_window"}
 
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "core: must hold on every release of MindSpore")
+    config.addinivalue_line("markers", "options: the same for options that are off by default")
     config.addinivalue_line("markers", "compiles: compiles graphs without the `mode` fixture, so it runs after the fast tests")
     ms.set_context(mode=ms.GRAPH_MODE, device_target="CPU")
 
@@ -25,6 +27,8 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.stem in CORE:
             item.add_marker("core")
+        if item.path.stem in OPTIONS:
+            item.add_marker("options")
     items.sort(key=lambda item: "mode" in item.fixturenames or item.get_closest_marker("compiles") is not None)
 
 
