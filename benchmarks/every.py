@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import statistics
 import sys
 import time
@@ -20,10 +19,10 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import mindspore as ms
 import numpy as np
-import psutil
 
 from benchmarks.networks import GPT, gpt_batch
 from benchmarks.step_overhead import run
+from benchmarks.timing import machine
 from instrument import InstrumentedStep
 
 NEVER = 10 ** 6
@@ -57,7 +56,7 @@ def main() -> None:
     pairs = int(sys.argv[1]) if len(sys.argv) > 1 else 15
     chosen = sys.argv[2:] or list(VARIANTS)
     ms.set_context(mode=ms.GRAPH_MODE, device_target="CPU")
-    print(f"{platform.processor() or platform.machine()}, {psutil.cpu_count()} cores; MindSpore {ms.__version__}, CPU, graph")
+    print(machine())
     batch = gpt_batch()
     plain = make(None, False)
     started = time.process_time()

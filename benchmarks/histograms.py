@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import platform
 import statistics
 import sys
-import time
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import mindspore as ms
 import numpy as np
-import psutil
 from mindspore import Tensor, nn, ops
 
+from benchmarks.timing import machine, seconds
 from instrument import bins, histograms
 
 _reshape, _sum, _mul, _add, _sub = ops.Reshape(), ops.ReduceSum(), ops.Mul(), ops.Add(), ops.Sub()
@@ -107,17 +109,11 @@ CANDIDATES = (PlainReduceSum, SumOfRows, BucketizeAlone, BucketizeBincount, Sear
               UnitInTheLastPlace, LogHistogram)
 
 
-def seconds(run) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
-
-
 def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 11
     elements = int(sys.argv[2]) if len(sys.argv) > 2 else 1 << 22
     ms.set_context(mode=ms.GRAPH_MODE, device_target="CPU")
-    print(f"{platform.processor() or platform.machine()}, {psutil.cpu_count()} cores; MindSpore {ms.__version__}, CPU, graph")
+    print(machine())
     random = np.random.default_rng(0).normal(size=(elements // 1024, 1024)).astype(np.float32)
     results = []
     for label, data in {"normal": random, "constant": np.full_like(random, 0.7)}.items():

@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import platform
 import statistics
 import sys
-import time
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import mindspore as ms
 import numpy as np
-import psutil
 from mindspore import Tensor, nn, ops
+
+from benchmarks.timing import machine, seconds
 
 _abs, _cast, _equal, _max, _mul, _reshape = ops.Abs(), ops.Cast(), ops.Equal(), ops.ReduceMax(), ops.Mul(), ops.Reshape()
 _square, _sum = ops.Square(), ops.ReduceSum()
@@ -119,16 +122,10 @@ EXACT = {"sum of squares": lambda x: np.sum(np.square(x, dtype=np.float64)), "ab
          "zeros": lambda x: np.sum(x == 0)}
 
 
-def seconds(run) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
-
-
 def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 11
     ms.set_context(mode=ms.GRAPH_MODE, device_target="CPU")
-    print(f"{platform.processor() or platform.machine()}, {psutil.cpu_count()} cores; MindSpore {ms.__version__}, CPU, graph")
+    print(machine())
     one = Tensor(1.0, ms.float32)
     results = []
     for label, shape in SHAPES.items():

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import statistics
 import sys
 import time
@@ -20,10 +19,10 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import mindspore as ms
 import numpy as np
-import psutil
 from mindspore import ParameterTuple, Tensor, nn, ops
 
 from benchmarks.networks import GPT
+from benchmarks.timing import machine
 from instrument import NormStats
 from instrument.norms import SMALL
 
@@ -78,7 +77,7 @@ class Reduced(nn.Cell):
 def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 60
     ms.set_context(mode=ms.GRAPH_MODE, device_target="CPU")
-    print(f"{platform.processor() or platform.machine()}, {psutil.cpu_count()} cores; MindSpore {ms.__version__}, CPU, graph")
+    print(machine())
     parameters = GPT().trainable_params()
     random = np.random.default_rng(0)
     grads = tuple(Tensor(random.normal(0, 0.01, p.shape).astype(np.float32)) for p in parameters)

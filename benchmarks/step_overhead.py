@@ -19,10 +19,10 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import mindspore as ms
 import numpy as np
-import psutil
 from mindspore import nn
 
 from benchmarks.networks import GPT, gpt_batch
+from benchmarks.timing import machine
 from instrument import InstrumentedStep
 
 LEAVES = 31
@@ -78,9 +78,7 @@ def first_call(name: str) -> dict:
 def main() -> None:
     pairs = int(sys.argv[1]) if len(sys.argv) > 1 else 15
     ms.set_context(mode=ms.GRAPH_MODE, device_target="CPU")
-    print(f"{platform.processor() or platform.machine()}, {psutil.cpu_count()} cores, "
-          f"{psutil.virtual_memory().total / 2**30:.0f} GiB; MindSpore {ms.__version__}, CPU, graph mode; "
-          "GPT 5 M, 1,024 tokens a step, Adam")
+    print(f"{machine()}; GPT 5 M, 1,024 tokens a step, Adam")
     batch = gpt_batch()
     plain = make_step(None)
     steps = {name: make_step(options) for name, options in VARIANTS.items()}
