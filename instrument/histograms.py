@@ -285,7 +285,7 @@ def choose_parameters(histograms: Sequence[Histogram], trained: Sequence[Paramet
 
 def choose_cells(histograms: Sequence[Histogram], network: nn.Cell) -> dict[str, tuple[nn.Cell, int]]:
     """`{name: (cell, every)}` of the cells that the histograms of activations choose; where two choose one, the first."""
-    cells = {name: cell for name, cell in network.cells_and_names() if name and not name.endswith(_compat.RECOMPUTE_CELL)}
+    cells = dict(_compat.named_cells(network))
     chosen: dict[str, tuple[nn.Cell, int]] = {}
     for histogram in (each for each in histograms if each.kind == "activation"):
         for name in histogram.matches(list(cells)):
@@ -305,10 +305,3 @@ def check_histograms(histograms: Any, every: int) -> None:
         if each.every % every:
             raise ValueError(f"`histograms`: {each} has an `every` that is no multiple of the step's, {every}, but histograms "
                              "are counted in steps that are measured.")
-
-
-class Log2Counts(nn.Cell):
-    """`log2_counts` as a cell. Its construct takes a float tensor and returns int32 [`bins.BINS`]."""
-
-    def construct(self, x):
-        return log2_counts(x)
