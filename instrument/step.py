@@ -462,7 +462,8 @@ class InstrumentedStep(nn.TrainOneStepCell):
             return self._measured_update(step, scale, losses, grads, carried)
         if self.schedule.is_on():
             stats = self._measured_update(step, scale, losses, grads, carried)
-            self._keep(stats)
+            if self.accumulate == 1:  # else the caller keeps it
+                self._keep(stats)
         else:
             stats = self._apply(grads, self._gradient_square_sum(grads), self.no_spike, self._kept(losses))
         return ops.depend(stats, self.schedule.advance(step))
