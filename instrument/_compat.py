@@ -7,12 +7,15 @@ from __future__ import annotations
 import functools
 import os
 import warnings
+from typing import NoReturn
 
 import mindspore as ms
 from mindspore import nn, ops
 from packaging.version import Version
 
-TESTED = ("2.0.0", "2.7.0", "2.7.1", "2.7.2", "2.8.0", "2.9.0", "2.10.0")
+from instrument.supported import PYTHONS
+
+TESTED = tuple(PYTHONS)
 
 RELEASE = Version(ms.__version__.split("+")[0])
 
@@ -42,15 +45,22 @@ def is_graph_mode() -> bool:
     return ms.get_context("mode") == ms.GRAPH_MODE
 
 
-def check_parallel_mode() -> None:
-    """ValueError in a parallel mode in which a tensor of this rank is a shard, so that its norm would be one as well."""
+def sharded_by() -> str:
+    """The setting by which tensors of this rank are shards, or can be; empty where none is."""
     mode = ms.get_auto_parallel_context("parallel_mode")
     if mode not in ("stand_alone", "data_parallel"):
-        raise ValueError(f"InstrumentedStep measures the tensors of this rank, which in the parallel mode {mode!r} can be "
-                         "shards: the norms would be wrong. It works in 'stand_alone' and 'data_parallel'.")
-    if ms.get_auto_parallel_context("enable_parallel_optimizer"):
-        raise ValueError("InstrumentedStep measures the tensors of this rank, which with enable_parallel_optimizer=True are "
-                         "shards: the norms would be wrong. Switch it off.")
+        return f"the parallel mode {mode!r}"
+    return "enable_parallel_optimizer=True" if ms.get_auto_parallel_context("enable_parallel_optimizer") else ""
+
+
+def refuse_shards(setting: str) -> NoReturn:
+    """ValueError that says why nothing is measured under this setting, by which tensors of this rank are shards."""
+    means = ("; with gradients_mean=True, gradients of replicated parameters would be scaled, and those of sharded ones not"
+             if "auto" in setting and ms.get_auto_parallel_context("gradients_mean") else "")
+    raise ValueError(f"with {setting} tensors of this rank can be shards: the norms would be wrong{means}. InstrumentedStep "
+                     "works in 'stand_alone' and 'data_parallel' without the optimizer parallel. allow_unverified=True "
+                     "measures what this rank holds, and marks each metric so; instrument.sharding has the arithmetic that "
+                     'makes whole norms of them. No machine was at hand to verify either (README, "Several ranks").')
 
 
 def check_overflow_is_visible() -> None:
@@ -78,6 +88,25 @@ def named_cells(network: nn.Cell) -> list[tuple[str, nn.Cell]]:
 def children(cell: nn.Cell) -> list[nn.Cell]:
     """The cells right below this one, without what MindSpore itself hangs there."""
     return [child for name, child in cell.name_cells().items() if name != RECOMPUTE_CELL]
+
+
+# 2.0.0 merges the graphs of cells that were made with equal arguments (nn.Dense with an activation), whatever class the cells
+# inside them have been given since: all of them then call those inside one. Not so from 2.7 on.
+MERGES_LIKE_CELLS = RELEASE < Version("2.7")
+
+
+def keep_apart(network: nn.Cell, tapped: list[nn.Cell]) -> list[tuple[nn.Cell, str]]:
+    """Keep the compiler from merging cells that have a tapped one inside; returns them with what they had before."""
+    if not MERGES_LIKE_CELLS:
+        return []
+    inside = {id(cell) for cell in tapped}
+    names = [name for name, cell in network.cells_and_names() if id(cell) in inside]
+    around = [(name, cell) for name, cell in network.cells_and_names()
+              if getattr(cell, "cell_init_args", "") and any(each.startswith(f"{name}.") for each in names)]
+    before = [(cell, cell.cell_init_args) for _, cell in around]
+    for name, cell in around:
+        cell.cell_init_args += f"@{name}"
+    return before
 
 
 def has_custom_bprop(cell: nn.Cell) -> bool:
@@ -115,3 +144,51 @@ def draws_random_numbers(cell: nn.Cell) -> bool:
     except Exception:  # an internal of MindSpore
         return True
     return not graphs or any(name in graph for graph in graphs for name in _RANDOM)
+
+
+def device_memory() -> dict[str, float]:
+    """Bytes of MindSpore's memory pool on the device: `device/memory` now, `device/memory_peak` up to now.
+
+    Empty on a CPU, which has none, and on releases that do not tell (before 2.4).
+    """
+    if device_target() == "CPU":
+        return {}
+    calls = {"device/memory": "memory_allocated", "device/memory_peak": "max_memory_allocated"}
+    for module in (getattr(ms, "runtime", None), getattr(ms, "hal", None)):  # 2.5 and later, 2.4
+        if all(hasattr(module, call) for call in calls.values()):
+            return {name: float(getattr(module, call)()) for name, call in calls.items()}
+    return {}
+
+
+def device_id() -> int:
+    """Number of this process's device among those that it sees."""
+    return int(ms.get_context("device_id"))
+
+
+def rank_and_size() -> tuple[int, int]:
+    """This process's rank, and how many there are: as the launcher says, or (0, 1)."""
+    try:
+        from mindspore.communication import get_group_size, get_rank
+
+        return int(get_rank()), int(get_group_size())
+    except Exception:  # no communication has been begun; each release raises another class
+        found = [os.environ.get(name, "") for name in ("RANK_ID", "RANK_SIZE")]
+        return (int(found[0]), int(found[1])) if all(map(str.isdecimal, found)) else (0, 1)
+
+
+def trains_alone() -> bool:
+    """Whether this is one of several processes, and nothing reduces their gradients: each trains by itself."""
+    return ms.get_auto_parallel_context("parallel_mode") == "stand_alone" and rank_and_size()[1] > 1
+
+
+def pipeline_stage() -> tuple[int, int]:
+    """This process's pipeline stage, and how many there are."""
+    stages = int(ms.get_auto_parallel_context("pipeline_stages") or 1)
+    rank, ranks = rank_and_size()
+    return rank // max(ranks // stages, 1), stages
+
+
+def job() -> str:
+    """What the processes of one parallel job have in common, by their launcher's settings."""
+    names = ("MS_SCHED_HOST", "MS_SCHED_PORT", "RANK_TABLE_FILE", "MS_JOB_ID")
+    return " ".join(os.environ[name] for name in names if os.environ.get(name)) or "job"

@@ -1,19 +1,20 @@
 """Everything that can be said against the arguments of `InstrumentedStep` before anything is touched."""
 from __future__ import annotations
 
-import numbers
 from typing import Any
 
 import mindspore as ms
 from mindspore import Tensor, nn
 
 from instrument import _compat
+from instrument.kinds import is_number, is_whole
 from instrument.taps import ALL_STATS
 
 
 def check_arguments(network: Any, optimizer: Any, *, loss_scale: Any, max_grad_norm: Any, accumulate: Any, loss_key: Any,
                     activation_stats: Any, every: Any = 1,
-                    window: Any = None, spike_window: Any = None, skip_spikes: Any = None) -> None:
+                    window: Any = None, spike_window: Any = None, skip_spikes: Any = None, scope: Any = "global",
+                    allow_unverified: Any = False) -> None:
     """Raise TypeError or ValueError for the first argument that cannot work."""
     if not isinstance(network, nn.Cell):
         raise TypeError(f"`network` must be a Cell that returns the loss, but it is a {type(network).__name__}. "
@@ -60,11 +61,22 @@ def check_arguments(network: Any, optimizer: Any, *, loss_scale: Any, max_grad_n
             raise ValueError(f"`skip_spikes` looks at each step, and every={every} measures some only. Use every=1 with it.")
     if loss_key is not None and (not isinstance(loss_key, (str, int)) or isinstance(loss_key, bool)):
         raise TypeError(f"`loss_key` must be a key (str), an index (int) or None, but it is {loss_key!r}.")
+    if scope not in ("global", "local"):
+        raise ValueError(f"`scope` must be 'global' (of all ranks) or 'local' (of this rank), but it is {scope!r}.")
     check_loss_scale(loss_scale)
     if not isinstance(activation_stats, (list, tuple)) or any(stat not in ALL_STATS for stat in activation_stats):
         raise ValueError(f"`activation_stats` must be a sequence out of {', '.join(ALL_STATS)}, but it is "
                          f"{activation_stats!r}.")
-    _compat.check_parallel_mode()
+    if not isinstance(allow_unverified, bool):
+        raise TypeError(f"`allow_unverified` must be True or False, but it is {allow_unverified!r}.")
+    setting = _compat.sharded_by()
+    if setting and not allow_unverified:
+        _compat.refuse_shards(setting)
+    if setting:
+        for name, value in (("loss_scale", loss_scale), ("max_grad_norm", max_grad_norm), ("skip_spikes", skip_spikes)):
+            if value is not None:
+                raise ValueError(f"`{name}` decides by norms, and with {setting} those are of what each rank holds: ranks "
+                                 f"would train apart, whatever allow_unverified says. Leave out {name}.")
 
 
 def check_loss_scale(loss_scale: Any) -> None:
@@ -82,13 +94,3 @@ def check_loss_scale(loss_scale: Any) -> None:
                          f"{loss_scale!r}.")
     if loss_scale is not None:
         _compat.check_overflow_is_visible()
-
-
-def is_number(value: Any) -> bool:
-    """Whether this is a real number and no flag."""
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
-
-
-def is_whole(value: Any) -> bool:
-    """Whether this is an integer and no flag."""
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)

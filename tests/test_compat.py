@@ -5,6 +5,7 @@ from mindspore import nn
 from packaging.version import Version
 
 from instrument import InstrumentedStep, _compat
+from instrument.upgrade import StepOptions, upgrade
 from networks import MLP
 
 
@@ -28,12 +29,50 @@ def test_releases_are_compared_as_versions():
 @pytest.mark.parametrize("settings", [{"parallel_mode": "semi_auto_parallel"}, {"parallel_mode": "auto_parallel"},
                                       {"parallel_mode": "hybrid_parallel"}, {"enable_parallel_optimizer": True}], ids=str)
 def test_modes_in_which_a_tensor_can_be_a_shard_are_refused(monkeypatch, settings):
-    context = {"parallel_mode": "data_parallel", "enable_parallel_optimizer": False, **settings}
+    context = {"parallel_mode": "data_parallel", "enable_parallel_optimizer": False, "gradients_mean": True, **settings}
     network = MLP()
     with monkeypatch.context() as patched:
         patched.setattr(ms, "get_auto_parallel_context", context.__getitem__)
-        with pytest.raises(ValueError, match="shards: the norms would be wrong"):
+        message = "shards: the norms would be wrong.*allow_unverified=True.*instrument.sharding"
+        with pytest.raises(ValueError, match=message) as refusal:
             InstrumentedStep(network, nn.SGD(network.trainable_params(), 0.1))
+    assert ("gradients_mean=True" in str(refusal.value)) == ("auto" in settings.get("parallel_mode", ""))
+
+
+@pytest.fixture
+def sharded(monkeypatch):
+    """A parallel mode in which tensors are shards, as far as anyone asks."""
+    context = {"parallel_mode": "semi_auto_parallel", "enable_parallel_optimizer": False, "gradients_mean": False}
+    monkeypatch.setattr("instrument.scopes._told", set())
+    with monkeypatch.context() as patched:
+        patched.setattr(ms, "get_auto_parallel_context", context.__getitem__)
+        yield context
+
+
+@pytest.mark.parametrize("kind", ["instrumented", "upgraded"])
+def test_what_is_not_verified_is_marked_where_it_is_allowed(sharded, kind, told):
+    for _ in range(2):
+        network = MLP()
+        optimizer = nn.SGD(network.trainable_params(), 0.1)
+        if kind == "instrumented":
+            step = InstrumentedStep(network, optimizer, allow_unverified=True)
+        else:
+            step = upgrade(nn.TrainOneStepCell(network, optimizer), StepOptions(allow_unverified=True))
+        assert {metric.scope for metric in step.schema} == {"shard"} and "identical" not in {m.merge for m in step.schema}
+    (once,) = told
+    assert "with the parallel mode 'semi_auto_parallel' nothing has been verified" in once
+    told.clear()
+    network = MLP()
+    with pytest.raises(ValueError, match="allow_unverified=True measures what this rank holds"):
+        upgrade(nn.TrainOneStepCell(network, nn.SGD(network.trainable_params(), 0.1)))
+
+
+@pytest.mark.parametrize("option", [{"loss_scale": 8.0}, {"max_grad_norm": 1.0}, {"spike_window": 4, "skip_spikes": 3.0}],
+                         ids=str)
+def test_what_decides_by_a_norm_of_shards_is_refused_all_the_same(sharded, option):
+    network = MLP()
+    with pytest.raises(ValueError, match="decides by norms.*ranks would train apart"):
+        InstrumentedStep(network, nn.SGD(network.trainable_params(), 0.1), allow_unverified=True, **option)
 
 
 def test_saturation_mode_is_refused_where_overflow_must_be_seen(monkeypatch):
