@@ -7,6 +7,7 @@
     step.schema.unpack(stats)                          # {"step": 1.0, "loss": 2.3, "grad/norm": 0.8, ...}
 
     Model(step).train(10, dataset, callbacks=[TrainingMonitor("runs/first")])      # or: record every step
+    instrument.read("runs/first")["loss"]              # and read it back: steps and values, as NumPy arrays
 """
 from __future__ import annotations
 
@@ -20,14 +21,15 @@ if TYPE_CHECKING:
     from instrument.histograms import Histogram
     from instrument.monitor import TrainingMonitor
     from instrument.norms import NormStats
+    from instrument.reading import read
     from instrument.step import InstrumentedStep, remove_taps
 
 __all__ = ["AttentionProbe", "Histogram", "InstrumentedStep", "Metric", "NormStats", "Schema", "TrainingMonitor",
-           "attention_probe", "remove_taps"]
+           "attention_probe", "read", "remove_taps"]
 
-# Imported on first use: they need MindSpore, which takes seconds, and which tools that read runs do without.
+# Imported on first use: all but `read` need MindSpore, which takes seconds, and which tools that read runs do without.
 _LAZY = {"AttentionProbe": "attention", "Histogram": "histograms", "InstrumentedStep": "step", "NormStats": "norms",
-         "TrainingMonitor": "monitor", "attention_probe": "attention", "remove_taps": "step"}
+         "TrainingMonitor": "monitor", "attention_probe": "attention", "read": "reading", "remove_taps": "step"}
 
 
 def __getattr__(name: str) -> Any:

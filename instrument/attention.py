@@ -108,8 +108,10 @@ class AttentionProbe(nn.Cell):
         TypeError: x is not of a float type (when the step is compiled or called).
 
     Example:
-        >>> self.probe = AttentionProbe()                                           # in __init__
-        >>> weights = self.softmax(self.probe(ops.matmul(query, key) * scale + mask))   # in construct
+        In `__init__` of the network's cell, and in its `construct`:
+
+        >>> self.probe = AttentionProbe()                                                        # doctest: +SKIP
+        >>> weights = self.softmax(self.probe(ops.matmul(query, key) * scale + mask))            # doctest: +SKIP
     """
 
     def __init__(self, kind: str = "scores"):

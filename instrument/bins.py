@@ -43,6 +43,12 @@ def edges() -> np.ndarray:
     return np.concatenate([-magnitudes[::-1], magnitudes])
 
 
+def occupied(counts: np.ndarray) -> tuple[int, int]:
+    """The first bin that holds something, and the one behind the last; (0, 0) where all are empty."""
+    used = np.flatnonzero(counts)
+    return (int(used[0]), int(used[-1]) + 1) if used.size else (0, 0)
+
+
 def from_carried(carried: Any) -> np.ndarray:
     """Counts of what the device carried, after any additions.
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import difflib
 import functools
-import numbers
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from instrument import _compat, stats
 from instrument._compat import constexpr
 from instrument.bins import BINS, CARRIED, HIGHEST, LOWEST, PART, SMALLEST
+from instrument.kinds import is_whole
 from instrument.select import why_unmeasurable
 
 Kind = Literal["weight", "gradient", "activation"]
@@ -43,7 +43,9 @@ class Histogram:
         ValueError: One of them is none of these.
 
     Example:
-        >>> step = InstrumentedStep(net, opt, histograms=[Histogram("gradient", "attention.*weight", every=50)])
+        >>> step = InstrumentedStep(network, optimizer, histograms=[Histogram("gradient", "2.weight", every=50)])
+        >>> step.schema.histogram_names
+        ('histogram/gradient/2.weight',)
     """
 
     kind: Kind
@@ -53,7 +55,7 @@ class Histogram:
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
             raise ValueError(f"`kind` of a Histogram must be one of {', '.join(get_args(Kind))}, but it is {self.kind!r}.")
-        if not isinstance(self.every, numbers.Integral) or isinstance(self.every, bool) or self.every < 1:
+        if not is_whole(self.every) or self.every < 1:
             raise ValueError(f"`every` of a Histogram must be a whole number of steps from 1, but it is {self.every!r}.")
         try:
             re.compile(self.pattern)

@@ -9,8 +9,15 @@ from mindspore import dtype as mstype
 from instrument.record import to_float
 
 
-def learning_rates(optimizer: Any, *, skipped: bool = False) -> dict[str, float]:
-    """The learning rate of an optimizer's last update.
+def is_scheduled(optimizer: Any) -> bool:
+    """Whether the rate follows from how many updates have been made, as by a schedule cell or a table."""
+    if hasattr(optimizer, "param_groups"):
+        return False
+    return bool(getattr(_inner(optimizer), "dynamic_lr", False))
+
+
+def learning_rates(optimizer: Any, *, update: int | None = None, skipped: bool = False) -> dict[str, float]:
+    """The learning rate of an optimizer's last update, or of another one.
 
     Reads a number, a Parameter, a table of rates by step, a schedule cell, any of these by parameter group, and the
     `param_groups` of `mindspore.experimental.optim` and `mindspore.mint.optim`. `Optimizer.get_lr` is never called: on
@@ -18,6 +25,7 @@ def learning_rates(optimizer: Any, *, skipped: bool = False) -> dict[str, float]
 
     Args:
         optimizer: The optimizer of the step; one that wraps another, such as `nn.LARS`, has the rate of the inner one.
+        update: Which update, from 0; the last one by default, which the optimizer's counter on the device tells.
         skipped: The step left its update out (overflow): read the rate that this update would have had.
 
     Returns:
@@ -29,17 +37,25 @@ def learning_rates(optimizer: Any, *, skipped: bool = False) -> dict[str, float]
     if hasattr(optimizer, "param_groups"):
         return _named({i: to_float(group["lr"]) for i, group in enumerate(optimizer.param_groups)})
     held: Any = getattr(optimizer, "origin_learning_rate", None)  # nn.LARS(use_clip=True): the usual place has a dummy
+    optimizer = _inner(optimizer)
     if held is None:
-        if isinstance(getattr(optimizer, "opt", None), nn.Optimizer):
-            optimizer = optimizer.opt
         held = getattr(optimizer, "learning_rate", None)
     groups = _by_group(optimizer, list(held)) if getattr(optimizer, "is_group_lr", False) else {0: held}
-    position = _schedule_position(optimizer, skipped) if getattr(optimizer, "dynamic_lr", False) else None
+    position = None
+    if getattr(optimizer, "dynamic_lr", False):
+        position = _schedule_position(optimizer, skipped) if update is None else Tensor([update], mstype.int32)
     known: dict[int, float | None] = {}
     for rate in groups.values():
         if id(rate) not in known:  # groups may share one, and evaluating a schedule costs a launch
             known[id(rate)] = to_float(rate if position is None else rate(position))
     return _named({group: known[id(rate)] for group, rate in groups.items()})
+
+
+def _inner(optimizer: Any) -> Any:
+    """The optimizer that has the rates: `nn.LARS` wraps it, unless it keeps them itself."""
+    if getattr(optimizer, "origin_learning_rate", None) is None and isinstance(getattr(optimizer, "opt", None), nn.Optimizer):
+        return optimizer.opt
+    return optimizer
 
 
 def _schedule_position(optimizer: Any, skipped: bool) -> Tensor:

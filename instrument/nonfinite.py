@@ -40,6 +40,8 @@ class FirstNonfinite:
         text = f"{self.kind} {self.name}".rstrip()
         if self.clean_kind is None:
             return f"{text} (nothing measured before it was finite)"
+        if self.clean_kind == "weight" and not self.clean_name:  # their total
+            return f"{text} (after the weights, which were all finite)"
         return f"{text} (after {self.clean_kind} {self.clean_name}".rstrip() + ", which was finite)"
 
 

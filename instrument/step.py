@@ -14,19 +14,22 @@ from typing import Any, Union
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
-from mindspore.communication import get_group_size
+from mindspore.communication import get_group_size, get_rank
 
 from instrument import _compat, gradients
 from instrument import stats as measure
 from instrument.arguments import check_arguments
 from instrument.attention import attention_taps
 from instrument.histograms import Counter, Histogram, HistogramStats, check_histograms, choose_cells, choose_parameters
+from instrument.joining import Extremes, Joining, Spread, own_norm
 from instrument.losses import MAX_PARTS, LossKey, LossOutputs
 from instrument.nonfinite import Place, execution_order
 from instrument.norms import NormStats
+from instrument.notices import tell
 from instrument.optimizer_stats import MomentStats, UpdateStats, moments_of
 from instrument.schedule import Schedule, draws_random_numbers
-from instrument.schema import Metric, Schema
+from instrument.schema import Merge, Metric, Schema, Scope
+from instrument.scopes import scoped
 from instrument.select import Activations, can_be_exactly_zero, select_cells
 from instrument.spikes import SpikeScore
 from instrument.taps import DEFAULT_STATS, ActivationStats, Taps, check_free, owners_of, release
@@ -112,12 +115,18 @@ class InstrumentedStep(nn.TrainOneStepCell):
         attention: Measure each `AttentionProbe` and `nn.MultiheadAttention` of the network, whatever `activations` says.
         histograms: Which weights, gradients and activations are counted by magnitude, each with an `every` of its own: a
             list of `Histogram`. `schema.histograms(stats)` returns the counts.
+        scope: In a data parallel job, `"global"`: losses, activations, attention and histograms are those of the batches of
+            all ranks as one, by one AllReduce in a measured step; or `"local"`: of this rank's. Alone, both are the same.
+        ranks: In a data parallel job, add `grad/norm_local`, and of it and of the loss the smallest and the largest over
+            ranks, and which rank has the largest: `rank/argmax/loss`.
+        allow_unverified: Measure in parallel modes in which tensors of a rank are shards too, where nothing could be verified:
+            each metric is then of what this rank holds, and has the scope `shard`. What decides by a norm is refused there.
 
     Inputs:
         - **inputs** (tuple of Tensor) - what `network` takes.
 
     Outputs:
-        - **loss** (Tensor) - the network's loss, unscaled, of its own type.
+        - **loss** (Tensor) - the network's loss on this rank, unscaled, of its own type.
         - **stats** (Tensor) - float32 [K]. `step` counts updates from 1 (exact up to 2**24); `loss` is the mean over
           accumulated calls; `grad/norm` is unscaled, after the reduction over ranks, before clipping; `weight/norm` is
           of the weights that this forward used.
@@ -129,7 +138,9 @@ class InstrumentedStep(nn.TrainOneStepCell):
     Example:
         >>> step = InstrumentedStep(nn.WithLossCell(net, loss_fn), nn.Adam(net.trainable_params(), 1e-3))
         >>> loss, stats = step(x, y)
-        >>> step.schema.unpack(stats)["grad/norm"]
+        >>> values = step.schema.unpack(stats)
+        >>> values["step"], values["grad/norm"] > 0
+        (1.0, True)
     """
 
     gradients_with_taps = _WithTaps()
@@ -140,12 +151,13 @@ class InstrumentedStep(nn.TrainOneStepCell):
                  activation_gradients: bool = False, per_parameter: bool = True, counts: bool = False,
                  updates: bool = False, moments: bool = False, every: int = 1, window: int | None = None,
                  spike_window: int | None = None, skip_spikes: float | None = None, attention: bool = True,
-                 histograms: Sequence[Histogram] = ()):
+                 histograms: Sequence[Histogram] = (), scope: Scope = "global", ranks: bool = False,
+                 allow_unverified: bool = False):
         nn.Cell.__init__(self, auto_prefix=False)  # first, because the destructor of 2.0.0 fails on less than a Cell
         _compat.warn_if_untested()
         check_arguments(network, optimizer, loss_scale=loss_scale, max_grad_norm=max_grad_norm, accumulate=accumulate,
                         loss_key=loss_key, activation_stats=activation_stats, every=every, window=window,
-                        spike_window=spike_window, skip_spikes=skip_spikes)
+                        spike_window=spike_window, skip_spikes=skip_spikes, scope=scope, allow_unverified=allow_unverified)
         if moments:
             moments_of(optimizer)
         check_histograms(histograms, every)
@@ -176,14 +188,11 @@ class InstrumentedStep(nn.TrainOneStepCell):
         self.can_skip = self.scaled or self.skips_spikes
         self.threshold = Tensor([skip_spikes or 0.0], ms.float32)
         self.no_spike = Tensor([0.0], ms.float32)
-        self.averages_loss = self.has_spikes and bool(self.reducer_flag)  # ranks must decide alike
+        self._choose_scope(scope, ranks)
         if spike_window is not None:
             self.spike_history = Parameter(Tensor(np.zeros((spike_window + 1, 2)), ms.float32), name="spike_history",
                                            requires_grad=False)
             self._hide("spike_score", SpikeScore(spike_window, self.spike_history))
-        if self.averages_loss:
-            self._hide("all_reduce", ops.AllReduce())
-            self.rank_share = Tensor([1 / get_group_size()], ms.float32)
         self._hide("outputs", LossOutputs(network, loss_key, self.scaled, weakref.WeakMethod(self._name_metrics)))
         frozen = frozen_weights(network, self.weights)
         self._hide("norm_stats", NormStats(self.weights, frozen=frozen, per_parameter=per_parameter, counts=counts))
@@ -201,7 +210,7 @@ class InstrumentedStep(nn.TrainOneStepCell):
         self.is_random = every > 1 and draws_random_numbers(network)  # as far as its cells tell
         self.checked_for: bool | None = None  # the value of `training` for which its compiled graph has been asked as well
         counters = {name: Counter(name, often, self.step_count) for name, (_, often) in counted.items()}
-        self._hide("taps", Taps(chosen, statistics, activation_gradients, self, attention_cells, counters)
+        self._hide("taps", Taps(chosen, statistics, activation_gradients, self, attention_cells, counters, network=network)
                    if chosen or attention_cells else None)
         self._hide("_schema", Schema([]))
         self._schema.order = weakref.WeakMethod(self._execution_order)
@@ -222,7 +231,11 @@ class InstrumentedStep(nn.TrainOneStepCell):
         targets = ParameterTuple([*self.weights, *slots, *(counter.slot for counter in counters.values())])
         self._hide("value_and_grad", ops.value_and_grad(self.outputs, None, targets, has_aux=True))
         self._hide("value_and_grad_alone", ops.value_and_grad(self.outputs, None, self.weights, has_aux=True))
-        self._hide("activation_stats", ActivationStats(self.taps, self.scaled) if self.taps else None)
+        self._hide("activation_stats", ActivationStats(self.taps, self.scaled, self.is_joined, self.loss_shares)
+                   if self.taps else None)
+        if self.joins:
+            extremes = self.taps.extremes() if self.taps and self.is_joined else Extremes()
+            self._hide("joining", Joining(self.ranks, get_rank(), extremes, self.has_spread))
         self._hide("histogram_stats", HistogramStats(self.counted_parameters, list(counters)))
         self._name_metrics()
         self.has_taps, self.tap_count = bool(slots), len(slots)
@@ -242,14 +255,35 @@ class InstrumentedStep(nn.TrainOneStepCell):
             self._hide("weight_sums", ParameterTuple(sums[:self.weight_count]))
             self._hide("loss_sums", state("sum_of_losses", np.zeros(LOSSES, np.float32)))
 
+    def _choose_scope(self, scope: Scope, ranks: bool) -> None:
+        """What is joined over ranks, and where the graph has an AllReduce for it."""
+        self.ranks = get_group_size() if self.reducer_flag else 1
+        together = self.ranks > 1 and not _compat.sharded_by()
+        self.is_joined, self.has_spread = together and scope == "global", together and ranks
+        self.joins = self.is_joined or self.has_spread or (together and self.has_spikes)  # ranks must skip alike
+        # The gradient that is trained on is of the mean of the ranks' losses, or else of their sum.
+        self.loss_shares = self.ranks if self.is_joined and self.mean else 1
+        # Processes that train by themselves have each a loss of their own.
+        self.scope: Scope = "global" if self.is_joined or (scope == "global" and _compat.rank_and_size()[1] == 1) else "local"
+        if self.has_spread:
+            self._hide("spread", Spread(self.ranks))
+        elif ranks:
+            tell("ranks=True has no effect: this is no data parallel job of several processes.", stacklevel=4)
+
+    @property
+    def every(self) -> int:
+        """One in so many steps is measured."""
+        return self.schedule.every
+
     @property
     def schema(self) -> Schema:
         """The metrics of `stats`, in order. The parts of a loss that has several are in it from the first call on."""
         return self._schema
 
     def _name_metrics(self) -> None:
-        metrics = [Metric("step", "step", "global", "identical"), Metric("loss", "loss", "local", "mean")]
-        metrics += [Metric(f"loss/{part}", "loss", "local", "mean") for part in self.outputs.parts]
+        of_losses: Merge = "mean" if self.scope == "local" else "identical"
+        metrics = [Metric("step", "step", "global", "identical"), Metric("loss", "loss", self.scope, of_losses)]
+        metrics += [Metric(f"loss/{part}", "loss", self.scope, of_losses) for part in self.outputs.parts]
         if self.scaled:
             metrics += [Metric("loss_scale", "1", "global", "identical"), Metric("overflow", "flag", "global", "identical")]
         if self.can_skip:
@@ -258,10 +292,13 @@ class InstrumentedStep(nn.TrainOneStepCell):
             metrics.append(Metric("spike/score", "deviations", "global", "identical"))
         if self.max_grad_norm is not None:
             metrics.append(Metric("grad/norm_clipped", "1", "global", "identical"))
+        if self.has_spread:
+            metrics += [own_norm(), *self.spread.metrics()]
         metrics += self.norm_stats.schema.metrics
-        for part in (self.taps, self.moment_stats, self.update_stats):  # in the order of the vector
+        metrics += self.taps.metrics(self.scope) if self.taps is not None else []
+        for part in (self.moment_stats, self.update_stats):  # in the order of the vector
             metrics += part.metrics() if part is not None else []
-        self._schema.replace(metrics, self.histogram_stats.names)
+        self._schema.replace(scoped(metrics), self.histogram_stats.names)
 
     def _execution_order(self) -> list[Place]:
         return execution_order(self.network, self.taps.in_order() if self.taps is not None else [], self.norm_stats.weights)
@@ -292,7 +329,8 @@ class InstrumentedStep(nn.TrainOneStepCell):
         self.schedule.set_step(step)
 
     def measure_next(self) -> None:
-        """Measure the next update whatever `every` says. On several ranks, call it on each."""
+        """Measure the next update whatever `every` says. On several ranks, call it on each before the same step: in a data
+        parallel job a measured step can have an AllReduce more, in which the others would wait for ever."""
         self.schedule.measure_next()
 
     def read_window(self, after: int | None = None) -> Window:
@@ -453,23 +491,36 @@ class InstrumentedStep(nn.TrainOneStepCell):
         scale = ops.reshape(self.scale_sense, ())
         if self.scaled:
             grads = self.map(ops.partial(gradients.unscale, scale), grads)
+        own_norm = self.no_spike
+        if self.has_spread and self.measuring:
+            own_norm = self._own_norm(grads)
+            grads = ops.depend(grads, own_norm)
         grads = self.grad_reducer(grads)
         step = self.step_count + 1
         ops.assign(self.step_count, step)
         if not self.measuring:
             return self._apply(grads, self._gradient_square_sum(grads), self.no_spike, losses)
         if not self.decides_in_graph:
-            return self._measured_update(step, scale, losses, grads, carried)
+            return self._measured_update(step, scale, losses, grads, carried, own_norm)
         if self.schedule.is_on():
-            stats = self._measured_update(step, scale, losses, grads, carried)
+            stats = self._measured_update(step, scale, losses, grads, carried, own_norm)
             if self.accumulate == 1:  # else the caller keeps it
                 self._keep(stats)
         else:
             stats = self._apply(grads, self._gradient_square_sum(grads), self.no_spike, self._kept(losses))
         return ops.depend(stats, self.schedule.advance(step))
 
-    def _measured_update(self, step, scale, losses, grads, carried):
-        stats, squares, norms, spiked, histograms = self._measure(step, scale, losses, grads, carried)
+    def _own_norm(self, grads):
+        """The norm of this rank's gradients before the reduction, float32 [1]; 0 in a step that is not measured."""
+        if not self.decides_in_graph:
+            return self.norm_stats.gradient_norm(grads)
+        norm = self.no_spike
+        if self.schedule.is_on():
+            norm = self.norm_stats.gradient_norm(grads)
+        return norm
+
+    def _measured_update(self, step, scale, losses, grads, carried, own_norm):
+        stats, squares, norms, spiked, histograms = self._measure(step, scale, losses, grads, carried, own_norm)
         stats = ops.depend(stats, histograms)  # of this forward's weights, so before the update
         if self.has_updates:
             stats = self._apply_and_compare(grads, squares, spiked, stats, norms[self.weight_count:2 * self.weight_count])
@@ -525,11 +576,21 @@ class InstrumentedStep(nn.TrainOneStepCell):
             skipped = ops.LogicalOr()(ops.reshape(overflowed, ()), skipped)
         return skipped
 
-    def _measure(self, step, scale, losses, grads, carried):
+    def _measure(self, step, scale, losses, grads, carried, own_norm):
         """Returns: the vector up to what the update adds; the sum of all squared gradients and the norms, as
         `NormStats.measure` returns them; 1 where a spike leaves the update out, float32 [1]; and the histograms, which
         come last in the vector."""
         values, squares, norms = self.norm_stats.measure(grads)
+        slots, counted = carried[:self.tap_count], carried[self.tap_count:]
+        means, table = losses, losses
+        if self.joins:
+            # Behind the reduction of the gradients, so that all ranks come to their AllReduces in one order.
+            own = ops.depend(losses, values), self.concat((losses[:1], own_norm))
+            if self.is_joined:
+                means, slots, counted, table = self.joining(own[0], slots, counted, own[1])
+                losses = means
+            else:
+                means, _, _, table = self.joining(own[0], (), (), own[1])
         head = (ops.reshape(ops.cast(step, ms.float32), (1,)), losses)
         # MindSpore 2.0.0 wants each name set on every way through the construct.
         overflow, spiked, score, seen = self.no_spike, self.no_spike, self.no_spike, losses
@@ -537,10 +598,7 @@ class InstrumentedStep(nn.TrainOneStepCell):
             overflow = measure.is_nonfinite(squares)
             head = head + (ops.reshape(scale, (1,)), overflow)
         if self.has_spikes:
-            loss = losses[:1]
-            if self.averages_loss:
-                loss = self.all_reduce(loss) * self.rank_share
-            seen = self.concat((loss, values[:1]))  # the schema of NormStats starts with grad/norm
+            seen = self.concat((means[:1], values[:1]))  # the schema of NormStats starts with grad/norm
             score = self.spike_score(seen)
             if self.skips_spikes:
                 spiked = ops.cast(ops.Greater()(score, self.threshold), ms.float32)
@@ -548,17 +606,20 @@ class InstrumentedStep(nn.TrainOneStepCell):
         if self.can_skip:
             head = head + (skipped,)
         if self.has_spikes:
-            head = head + (ops.depend(score, self.spike_score.remember(seen, skipped)),)
+            # Only after the score: nothing else keeps the runtime from writing the history while it is still being read.
+            head = head + (ops.depend(score, self.spike_score.remember(ops.depend(seen, score), skipped)),)
         if self.max_grad_norm is not None:
             head = head + (values[:1] * self._clip_factor(squares),)
+        if self.has_spread:
+            head = head + (own_norm, self.spread(table))
         head = head + (values,)
         if self.has_taps:
-            head = head + (self.activation_stats(carried[:self.tap_count], scale),)
+            head = head + (self.activation_stats(slots, scale),)
         if self.has_moments:
             head = head + (self.moment_stats(grads, norms[:self.weight_count]),)
         histograms = losses
         if self.has_histograms:
-            histograms = self.histogram_stats(grads, carried[self.tap_count:], step)
+            histograms = self.histogram_stats(grads, counted, step)
         return self.concat(head), squares, norms, spiked, histograms
 
     def _gradient_square_sum(self, grads):

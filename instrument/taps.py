@@ -29,8 +29,9 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from instrument import _compat, stats
 from instrument.histograms import Counter
+from instrument.joining import Extremes
 from instrument.losses import dtypes_of
-from instrument.schema import Merge, Metric
+from instrument.schema import Merge, Metric, Scope
 from instrument.select import NamedCells
 
 DEFAULT_STATS = ("count", "mean", "rms", "absmax", "nonfinite")
@@ -253,10 +254,12 @@ class Taps:
         owner: The step, which has a method `owns(cell)`; cells whose owner is gone are free for another one.
         others: Names, cells and taps beside. A cell can have one of these and be chosen as well.
         counters: For names of cells, what counts magnitudes there.
+        network: What the cells are in.
     """
 
     def __init__(self, chosen: NamedCells, statistics: Sequence[Sequence[str]], gradients: bool, owner: Any,
-                 others: Sequence[tuple[str, nn.Cell, Tap]] = (), counters: Mapping[str, Counter] = MappingProxyType({})):
+                 others: Sequence[tuple[str, nn.Cell, Tap]] = (), counters: Mapping[str, Counter] = MappingProxyType({}), *,
+                 network: nn.Cell | None = None):
         self.gate = Gate()
         self.cells = [cell for _, cell in chosen] + [cell for _, cell, _ in others]
         self.taps = [Tap(name, wanted, gradients, counters.get(name)) for (name, _), wanted in zip(chosen, statistics)]
@@ -267,12 +270,15 @@ class Taps:
         self.length = sum(sizes)
         for cell, tap in zip(self.cells, self.taps):
             cell.__class__ = tapped_class(cell, tap, self.gate, owner)
+        self.kept_apart = [] if network is None else _compat.keep_apart(network, self.cells)
 
     def remove(self) -> None:
         """Give every tapped cell its own class back."""
         for cell in self.cells:
             _strip(cell)
-        self.cells = []
+        for cell, arguments in self.kept_apart:
+            cell.cell_init_args = arguments
+        self.cells, self.kept_apart = [], []
 
     def in_order(self) -> list[tuple[str, nn.Cell]]:
         """The measured cells with their names, in the order of the forward; first of all those it has come to."""
@@ -280,15 +286,23 @@ class Taps:
                  if tap.group == "activation"]
         return [(self.taps[i].cell_name, self.cells[i]) for *_, i in sorted(turns)]
 
-    def metrics(self) -> list[Metric]:
-        """What `ActivationStats` returns, in its order."""
+    def metrics(self, scope: Scope = "local") -> list[Metric]:
+        """What `ActivationStats` returns, in its order; `scope` is `global` where the slots of all ranks are joined."""
         metrics = []
         for tap in self.taps:
             for *_, recipe, is_gradient in _rows(tap, 0, 0):
                 stat = next(name for name, known in tap.recipes.items() if known is recipe)
                 group = "activation_grad" if is_gradient else tap.group
-                metrics.append(Metric(f"{group}/{stat}/{tap.cell_name}", recipe.unit, "local", recipe.merge))
+                merge = recipe.merge if scope == "local" else "identical"
+                metrics.append(Metric(f"{group}/{stat}/{tap.cell_name}", recipe.unit, scope, merge))
         return metrics
+
+    def extremes(self) -> Extremes:
+        """What of the slots does not merge over ranks by addition."""
+        rows = [row for start, tap in zip(self.starts, self.taps) for row in _rows(tap, start, self.length)]
+        maxima = [row for row in rows if row[3].merge == "mean_of_max"]
+        return Extremes([row[0] for row in maxima], [row[1] for row in maxima],
+                        [row[0] for row in rows if row[3].unit == "calls"], self.length)
 
 
 class ActivationStats(nn.Cell):
@@ -297,11 +311,15 @@ class ActivationStats(nn.Cell):
     Args:
         taps: The placed taps.
         scaled: Whether activation gradients carry a loss scale.
+        joined: Whether the slots are those of all ranks, as `Joining` returns them.
+        ranks: The loss is the mean over so many losses that were differentiated each by itself.
     """
 
-    def __init__(self, taps: Taps, scaled: bool):
+    def __init__(self, taps: Taps, scaled: bool, joined: bool = False, ranks: int = 1):
         super().__init__(auto_prefix=False)
         rows = [row for start, tap in zip(taps.starts, taps.taps) for row in _rows(tap, start, taps.length)]
+        if joined:  # their maxima have been divided
+            rows = [(row[0], taps.length, *row[2:]) if row[3].merge == "mean_of_max" else row for row in rows]
         numerators, denominators, witnesses = np.array([row[:3] for row in rows], np.int32).T
         kinds = np.array([row[3].kind for row in rows])
         is_gradient = np.array([row[4] for row in rows])
@@ -310,7 +328,8 @@ class ActivationStats(nn.Cell):
         self.has_maxima, self.maxima = bool((kinds == "maximum").any()), Tensor(kinds == "maximum")
         self.has_flags, self.flags = bool((kinds == "flag").any()), Tensor(kinds == "flag")
         scaled_ones = is_gradient & np.array([row[3].is_linear for row in rows])
-        self.scaled, self.scaled_ones = scaled and bool(scaled_ones.any()), Tensor(scaled_ones)
+        self.scaled, self.scaled_ones = (scaled or ranks > 1) and bool(scaled_ones.any()), Tensor(scaled_ones)
+        self.has_ranks, self.ranks = ranks > 1, Tensor(float(ranks), ms.float32)
         self.one = Tensor([1.0], ms.float32)
         self.concat = ops.Concat()
         self.gather = ops.Gather()
@@ -337,6 +356,8 @@ class ActivationStats(nn.Cell):
         if self.has_flags:
             values = self.select(self.flags, stats.is_nonfinite(ratios), values)
         if self.scaled:
+            if self.has_ranks:
+                scale = scale * self.ranks
             values = self.select(self.scaled_ones, values / scale, values)
         return values
 

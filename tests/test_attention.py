@@ -368,7 +368,7 @@ def test_attention_can_be_left_out():
 
 def test_units_and_merge_rules():
     network = Holder(AttentionProbe())
-    schema = InstrumentedStep(network, nn.SGD([network.w], 0.0), activations=None).schema
+    schema = InstrumentedStep(network, nn.SGD([network.w], 0.0), activations=None, scope="local").schema
     metrics = {name: schema[f"attention/{name}/cell"] for name in ("count", "max_logit", "entropy")}
     assert {name: (metric.unit, metric.merge) for name, metric in metrics.items()} == {
         "count": ("calls", "sum"), "max_logit": ("1", "mean_of_max"), "entropy": ("nats", "mean")}

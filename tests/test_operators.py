@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
 
-from instrument import AttentionProbe, Histogram, InstrumentedStep, attention, histograms
+from instrument import AttentionProbe, Histogram, InstrumentedStep, attention, histograms, joining
 from instrument import stats as measure
+from instrument.step import UNMEASURED
 from instrument.taps import ALL_STATS, DEFAULT_STATS, ActivationStats, Taps
 from networks import MLP, mlp_batches
 
@@ -75,17 +76,15 @@ def not_everywhere(operators):
     return {name: found for name, found in platforms.items() if found is None or not found >= EVERYWHERE}
 
 
-@pytest.fixture(scope="module")
-def batch():
+def mlp_batch():
     return [Tensor(array) for array in mlp_batches(1)[0]]
 
 
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory, batch):
-    """The operators of the stock step."""
+def of_the_stock_step(directory):
+    """The operators of `nn.TrainOneStepCell`."""
     network = MLP()
     step = nn.TrainOneStepCell(network, nn.Momentum(network.trainable_params(), 0.1, 0.9)).set_train()
-    return operators_of(step, tmp_path_factory.mktemp("plain"), *batch)
+    return operators_of(step, directory, *mlp_batch())
 
 
 class Deciding(InstrumentedStep):
@@ -99,11 +98,10 @@ EVERYTHING = {"CPU": (InstrumentedStep, "CPU", {}), "Ascend": (InstrumentedStep,
               "with a condition": (Deciding, "Ascend", {"every": 3})}
 
 
-@pytest.fixture(scope="module", params=EVERYTHING)
-def added(request, tmp_path_factory, batch, plain):
-    """The operators that the step with everything on has beyond those of the stock step, where it believes itself on a CPU
-    and where on an accelerator: it takes other reductions there."""
-    kind, target, options = EVERYTHING[request.param]
+def of_everything(which, directory):
+    """The operators of the step with everything on, where it believes itself on a CPU and where on an accelerator: it takes
+    other reductions there."""
+    kind, target, options = EVERYTHING[which]
     network = MLP()
     step = kind(network, nn.Momentum(network.trainable_params(), 0.1, 0.9),
                 loss_scale=nn.DynamicLossScaleUpdateCell(1024, 2, 100), max_grad_norm=1.0, accumulate=2,
@@ -115,7 +113,23 @@ def added(request, tmp_path_factory, batch, plain):
     step.decide_in_graph("every" in options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("instrument._compat.device_target", lambda: target)
-        return operators_of(step, tmp_path_factory.mktemp("instrumented"), *batch) - plain
+        return operators_of(step, directory, *mlp_batch())
+
+
+@pytest.fixture(scope="module")
+def batch():
+    return mlp_batch()
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    return of_the_stock_step(tmp_path_factory.mktemp("plain"))
+
+
+@pytest.fixture(scope="module", params=EVERYTHING)
+def added(request, tmp_path_factory, plain):
+    """What the step adds to the stock step."""
+    return of_everything(request.param, tmp_path_factory.mktemp("instrumented")) - plain
 
 
 def test_the_graphs_are_read(plain, added):
@@ -128,10 +142,24 @@ def test_every_operator_that_the_step_adds_is_documented_for_every_platform(adde
     assert not_everywhere(added) == {}
 
 
+def test_a_step_that_is_not_measured_computes_what_the_stock_step_does_and_counts(tmp_path, batch, plain):
+    network = MLP()
+    step = InstrumentedStep(network, nn.Momentum(network.trainable_params(), 0.1, 0.9), every=10, activations="leaves",
+                            activation_gradients=True, counts=True, updates=True, moments=True, spike_window=4).set_train()
+    step.measuring = False
+    step.phase += UNMEASURED
+    operators = operators_of(step, tmp_path, *batch)
+    assert not plain - operators
+    order = {"Depend", "Load", "UpdateState", "MakeTuple"}
+    # Of the step's number, and of the loss, which is brought into a vector: each of one element.
+    assert {name: n for name, n in (operators - plain).items() if name not in order} \
+        == {"Add": 1, "Assign": 1, "Concat": 1, "Reshape": 1}
+
+
 def test_every_primitive_of_the_mathematics_is_documented_for_every_platform():
     """Those of paths that the graphs above do not take, such as sparse gradients, as well."""
     # `constexpr` makes a local subclass of Primitive: such a function runs while the graph is compiled.
-    primitives = {value.name for module in (measure, attention, histograms) for value in vars(module).values()
+    primitives = {value.name for module in (measure, attention, histograms, joining) for value in vars(module).values()
                   if isinstance(value, ops.Primitive) and "<locals>" not in type(value).__qualname__}
     assert len(primitives) > 10
     assert not_everywhere(primitives) == {}
@@ -192,6 +220,28 @@ def test_the_operators_of_activation_statistics_do_not_grow_with_the_number_of_t
     one, seven = (operators_for_taps(number, tmp_path / str(number)) for number in (1, 7))
     assert one["Concat"] == 1 and one["Gather"] > 0
     assert one == seven
+
+
+class Together(nn.Cell):
+    """Joining and spread over four ranks, but for the AllReduce, which only a job can compile."""
+
+    def __init__(self):
+        super().__init__(auto_prefix=False)
+        self.joining = joining.Joining(4, 1, joining.Extremes([1, 3], [0, 0], [0], 4), True)
+        self.joining.all_reduce = ops.Identity()
+        self.spread = joining.Spread(4)
+
+    def construct(self, losses, carried, counted, mine):
+        means, joined, histograms, table = self.joining(losses, (carried,), (counted,), mine)
+        return means, joined[0], histograms[0], self.spread(table)
+
+
+def test_every_operator_that_joins_ranks_is_documented_for_every_platform(tmp_path):
+    inputs = [Tensor(np.ones(length, np.float32)) for length in (2, 4, 6, 2)]
+    operators = operators_of(Together(), tmp_path, *inputs)
+    operators.subtract({"Identity": operators["Identity"]})
+    assert operators["Select"] > 3 and operators["ReduceMin"] == 2
+    assert not_everywhere(+operators) == {} and documented_platforms("AllReduce") >= EVERYWHERE
 
 
 class Attentive(nn.Cell):

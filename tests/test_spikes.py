@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn
 
-from instrument import InstrumentedStep
+from instrument import Histogram, InstrumentedStep
 
 
 class Net(nn.Cell):
@@ -42,6 +42,15 @@ def run(step, xs):
 
 def same(a, b):
     return (np.isnan(a) and np.isnan(b)) or a == pytest.approx(b, rel=2e-4, abs=1e-4)  # a difference of near float32 numbers
+
+
+def test_the_score_is_read_before_its_step_is_remembered(mode):
+    """A condition elsewhere in the graph changes the order in which the runtime comes to what nothing else orders."""
+    step, twin = make(2, loss_scale=8.0, histograms=[Histogram("gradient", "w", every=100)]), Twin(2)
+    for values in run(step, [1.0, 3.0, 4.0, 9.0, 2.0]):
+        loss, norm = values["loss"], values["grad/norm"]
+        assert same(values["spike/score"], twin.score(loss, norm))
+        twin.good.append((loss, norm))
 
 
 @pytest.mark.parametrize("window", [4, 12])

@@ -1,20 +1,95 @@
-"""One rank of test_data_parallel: trains on its half of each batch and prints what the step says, as JSON."""
+"""One rank of test_data_parallel: trains on its part of each batch, and prints what the steps say, as JSON.
+
+    python data_parallel_rank.py graph|pynative [local|joined|summed] ...
+"""
 import json
 import sys
 
 import mindspore as ms
+import numpy as np
 from mindspore import Tensor, nn
-from mindspore.communication import get_rank, init
+from mindspore.communication import get_group_size, get_rank, init
+from mindspore.train.callback import RunContext
 
-from instrument import InstrumentedStep
+from instrument import AttentionProbe, Histogram, InstrumentedStep, TrainingMonitor
+from instrument.taps import ALL_STATS
 from networks import MLP, mlp_batches
 
-ms.set_context(mode=ms.GRAPH_MODE if sys.argv[1] == "graph" else ms.PYNATIVE_MODE, device_target="CPU")
-init()
-ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True, device_num=2)
-network = MLP()
-step = InstrumentedStep(network, nn.SGD(network.trainable_params(), 0.5), max_grad_norm=0.5, activations="leaves",
-                        updates=True, window=4, spike_window=2, skip_spikes=1e9)
-half = slice(4 * get_rank(), 4 * get_rank() + 4)
-for x, y in mlp_batches(4):
-    print("RANK", get_rank(), json.dumps(step.schema.unpack(step(Tensor(x[half]), Tensor(y[half]))[1])), flush=True)
+STEPS = 4
+
+
+class Probed(MLP):
+    """With what it puts out taken for attention scores."""
+
+    def __init__(self):
+        super().__init__()
+        self.probe = AttentionProbe()
+        self.dropout = nn.Dropout(p=0.0)  # changes nothing, and the step takes the network for a random one
+
+    def construct(self, x, y):
+        error = self.dropout(self.probe(self.second(self.act(self.first(x))))) - y
+        return {"loss": (error * error).mean(), "part": error.sum()}
+
+
+def mine(array):
+    """This rank's part of a joined batch."""
+    length = len(array) // get_group_size()
+    return Tensor(array[length * get_rank():length * (get_rank() + 1)])
+
+
+def tell(name, step, outputs):
+    loss, stats = outputs
+    histograms = {key: counts.tolist() for key, counts in step.schema.histograms(stats).items()}
+    scopes = {metric.name: (metric.scope, metric.merge) for metric in step.schema}
+    print("RANK", get_rank(), name, json.dumps([float(loss), step.schema.unpack(stats), histograms, scopes]), flush=True)
+
+
+def local_run():
+    """Numbers of this rank's own, recorded; the spike score is of all."""
+    ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True, device_num=get_group_size())
+    network = MLP()
+    step = InstrumentedStep(network, nn.SGD(network.trainable_params(), 0.5), max_grad_norm=0.5, activations="leaves",
+                            updates=True, window=4, spike_window=2, skip_spikes=1e9, scope="local")
+    params = {"train_network": step, "cur_step_num": 0, "mode": "train"}
+    context = RunContext(params)
+    with TrainingMonitor("run", alarms=[]) as monitor:
+        monitor.on_train_begin(context)
+        for number, (x, y) in enumerate(mlp_batches(STEPS), 1):
+            outputs = step(mine(x), mine(y))
+            tell("local", step, outputs)
+            params.update(cur_step_num=number, net_outputs=outputs)
+            monitor.on_train_step_end(context)
+        monitor.on_train_end(context)
+        print("ERRORS", dict(monitor.errors), flush=True)
+
+
+def joined_run():
+    """Numbers of all ranks; in the last step, one of them has NaN in its batch."""
+    ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True, device_num=get_group_size())
+    network = Probed()
+    step = InstrumentedStep(network, nn.SGD(network.trainable_params(), 0.5), activations="leaves", loss_scale=8.0,
+                            activation_stats=ALL_STATS, activation_gradients=True, spike_window=2, ranks=True,
+                            histograms=[Histogram("activation", "act", every=2), Histogram("gradient", "second.weight")])
+    step.set_train()
+    for number, (x, y) in enumerate(mlp_batches(STEPS), 1):
+        if number == STEPS and get_rank() == 1:
+            y = np.full_like(y, np.nan)
+        tell("joined", step, step(mine(x), mine(y)))
+
+
+def summed_run():
+    """Gradients are added; two calls make a step, and the graph decides which steps it measures."""
+    ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=False, device_num=get_group_size())
+    network = Probed()
+    step = InstrumentedStep(network, nn.SGD(network.trainable_params(), 0.0), activations=[r"^act$"], every=3, accumulate=2,
+                            activation_gradients=True, ranks=True, updates=True)
+    step.set_train()
+    for x, y in mlp_batches(8):
+        tell("summed", step, step(mine(x), mine(y)))
+
+
+if __name__ == "__main__":
+    ms.set_context(mode=ms.GRAPH_MODE if sys.argv[1] == "graph" else ms.PYNATIVE_MODE, device_target="CPU")
+    init()
+    for run in sys.argv[2:]:
+        {"local": local_run, "joined": joined_run, "summed": summed_run}[run]()
