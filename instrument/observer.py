@@ -1,0 +1,310 @@
+"""`Observer`: what measures in a training step that is not ours, beside what the step itself does.
+
+Owns which numbers are measured there, and their way out: Parameters outside the Cell tree, in no checkpoint, that the graph
+writes. Where a step's class is listened to is the part of its subclass, in `upgrade.py`; what one call does in the graph is in
+`observed.py`.
+"""
+from __future__ import annotations
+
+import types
+import weakref
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import mindspore as ms
+import numpy as np
+from mindspore import ParameterTuple, Tensor, nn, ops
+
+from instrument import _compat
+from instrument.arguments import check_arguments
+from instrument.attention import attention_taps
+from instrument.bins import CARRIED
+from instrument.histograms import Counter, HistogramStats, choose_cells, choose_parameters
+from instrument.nonfinite import Place, execution_order
+from instrument.norms import NormStats
+from instrument.notices import tell
+from instrument.observed import Observed
+from instrument.optimizer_stats import MomentStats, UpdateStats
+from instrument.schedule import Schedule
+from instrument.schema import Metric, Schema
+from instrument.scopes import scoped
+from instrument.select import select_cells
+from instrument.spikes import SpikeScore
+from instrument.step import frozen_weights, state, statistics_of
+from instrument.step_options import CannotUpgrade, StepOptions, check_options
+from instrument.taps import DEFAULT_STATS, ActivationStats, Taps, check_free, release
+from instrument.window import RingBuffer, Window
+
+
+class _Listened:
+    """Class attribute of an upgraded step: its class's own construct. Taking it opens the gate of the taps.
+
+    The compiler reads this attribute before it reaches the network, and so does PyNative mode.
+    """
+
+    def __get__(self, step: Any, owner: type | None = None) -> Any:
+        if step is None:
+            return self
+        step.hide("listens", True)
+        if step.taps is not None:
+            step.taps.gate.is_open = True
+        return types.MethodType(owner.stock_construct, step)  # type: ignore[union-attr]
+
+
+class Observer(Observed):
+    """Comes before a step's own class among the bases of an upgraded class, which names that class's construct.
+
+    Attributes:
+        scales_loss: Whether the step has a loss scale, and leaves out the update after an overflow.
+        stock_construct: The construct of the step's own class.
+        clips_at: The norm that the step clips its gradients to, in `finish` of a subclass; None where it does not.
+    """
+
+    scales_loss: ClassVar[bool] = False
+    stock_construct: ClassVar[Any]
+    listened_construct = _Listened()
+    clips_at: float | None = None
+
+    # What a subclass says of its step.
+
+    def prepare(self, options: StepOptions) -> None:
+        """Make what the subclass needs; nothing has been made before but what the step's own class has."""
+
+    def observed_network(self) -> nn.Cell:
+        """The network whose cells are named and measured."""
+        return self.network
+
+    def loss_parts(self) -> tuple[str, ...]:
+        """Names of the losses that the step keeps apart."""
+        return ()
+
+    def part_values(self, loss):
+        """In the graph: these losses, float32 [number of parts]. `loss` waits for the update."""
+        return self.nothing
+
+    def is_left_out(self, outputs, overflow):
+        """In the graph: whether the update was left out, float32 [1]."""
+        return overflow
+
+    def steps_before(self, params: Mapping[str, Any]) -> int:
+        """How many steps were made before this call of the trainer, as far as it tells; `params` are a callback's."""
+        return 0
+
+    # What is made once.
+
+    def observe(self, options: StepOptions) -> None:
+        """Begin to measure; a failure leaves the step as it was, but for hidden attributes that nobody reads."""
+        _compat.warn_if_untested()
+        network = self.observed_network()
+        try:
+            check_arguments(network, self.optimizer, loss_scale=None, max_grad_norm=None, accumulate=1, loss_key=None,
+                            activation_stats=list(DEFAULT_STATS), allow_unverified=options.allow_unverified)
+        except (TypeError, ValueError) as error:
+            raise CannotUpgrade(str(error)) from error
+        check_options(network, self.optimizer, options)
+        release(network)
+        chosen = select_cells(network, options.activations)
+        statistics = [statistics_of(cell, options.activation_stats, options.counts) for _, cell in chosen]
+        counted = choose_cells(options.histograms, network)
+        only_counted = [(name, cell) for name, (cell, _) in counted.items() if name not in dict(chosen)]
+        chosen, statistics = chosen + only_counted, statistics + [()] * len(only_counted)
+        attention = attention_taps(network) if options.attention else []
+        try:
+            check_free(chosen + [(name, cell) for name, cell, _ in attention])
+        except ValueError as error:
+            raise CannotUpgrade(str(error)) from error
+        frozen = frozen_weights(network, self.weights)
+        hide = self.hide
+        hide("options", options)
+        hide("window", options.window)
+        hide("nothing", Tensor([0.0], ms.float32))
+        hide("not_measured", Tensor([np.nan], ms.float32))
+        hide("map_over", ops.HyperMap())
+        hide("pack", ops.Concat())
+        hide("mean_of", ops.ReduceMean())
+        hide("norm_stats", NormStats(self.weights, frozen=frozen, per_parameter=options.per_parameter, counts=options.counts))
+        hide("counted_parameters", choose_parameters(options.histograms, self.weights, frozen))
+        hide("moment_stats", MomentStats(self.optimizer, options.per_parameter) if options.moments else None)
+        hide("update_stats", UpdateStats(self.weights, options.per_parameter) if options.updates else None)
+        hide("has_moments", bool(options.moments))
+        hide("has_updates", bool(options.updates))
+        hide("has_spikes", options.spike_window is not None)
+        hide("step_count", state("step", np.zeros((), np.int32)))
+        hide("micro_step", state("micro_step", np.zeros((), np.int32)))
+        hide("schedule", Schedule(options.every, 1, self.step_count, self.micro_step))
+        hide("decides", options.every > 1)
+        hide("divisor", state("divisor", np.ones(1, np.float32)))
+        if options.spike_window is not None:
+            history = state("spike_history", np.zeros((options.spike_window + 1, 2), np.float32))
+            hide("spike_score", SpikeScore(options.spike_window, history))
+        if options.updates:
+            hide("weights_before", ParameterTuple([state(f"before.{p.name}", np.zeros(p.shape, np.float32))
+                                                   for p in self.weights]))
+            hide("weight_norms", state("weight_norms", np.zeros(len(self.weights), np.float32)))
+        hide("listens", False)  # whether the compiler, or PyNative mode, now goes through the step
+        hide("inner", self._cells["network"])
+        self.prepare(options)
+        hide("_schema", Schema([]))
+        self._schema.order = weakref.WeakMethod(self._execution_order)
+        hide("taps", None)
+        counters = {name: Counter(name, often, self.step_count) for name, (_, often) in counted.items()}
+        if chosen or attention:
+            hide("taps", Taps(chosen, statistics, options.activation_gradients, self, attention, counters, network=network))
+            for tap in self.taps.taps if self.decides else ():
+                tap.set_flag(self.schedule.flag)
+        try:
+            self._build()
+        except BaseException:
+            self.taps and self.taps.remove()
+            raise
+        for name in ("grad", "grad_no_sens"):
+            if name in self.__dict__:
+                self.uncover(name, f"stock_{name}")
+
+    def hide(self, name: str, value: Any) -> None:
+        """Set an attribute outside the Cell tree."""
+        object.__setattr__(self, name, value)
+
+    def uncover(self, name: str, kept_as: str) -> None:
+        """Make the class's own `name` be found, in place of the object's, which is kept under another one."""
+        value = self.__dict__.pop(name) if name in self.__dict__ else self._cells[name]
+        self.hide(kept_as, value)
+
+    def _build(self) -> None:
+        """Make what depends on whether there are taps."""
+        taps = self.taps.taps if self.taps else []
+        counters = list(self.taps.counters.items()) if self.taps else []
+        slots = [tap.slot for tap in taps] + [counter.slot for _, counter in counters]
+        hide = self.hide
+        hide("targets", ParameterTuple([*self.weights, *slots]))
+        hide("has_slots", bool(slots))
+        hide("weight_count", len(self.weights))
+        hide("tap_length", sum(tap.slot.size for tap in taps))
+        hide("carried", state("carried", np.zeros(max(sum(slot.size for slot in slots), 1), np.float32)))
+        hide("activation_stats", ActivationStats(self.taps, True) if taps else None)
+        hide("has_taps", bool(taps))
+        hide("histogram_stats", HistogramStats(self.counted_parameters, [name for name, _ in counters]))
+        hide("has_histograms", bool(self.histogram_stats.names))
+        hide("counter_starts", tuple(self.tap_length + CARRIED * i for i in range(len(counters))))
+        body = [*self.norm_stats.schema.metrics]
+        for part in (self.taps, self.moment_stats):
+            body += part.metrics() if part is not None else []
+        parts = self.loss_parts()
+        hide("has_parts", bool(parts))
+        head = [Metric("step", "step", "global", "identical"), Metric("loss", "loss", "local", "mean")]
+        head += [Metric(f"loss/{part}", "loss", "local", "mean") for part in parts]
+        if self.scales_loss:
+            head += [Metric("loss_scale", "1", "global", "identical"), Metric("overflow", "flag", "global", "identical"),
+                     Metric("skipped", "flag", "global", "identical")]
+        if self.has_spikes:
+            # Of this rank's loss, and unlike in `InstrumentedStep` nothing depends on it.
+            alone = _compat.rank_and_size()[1] == 1
+            head.append(Metric("spike/score", "deviations", *(("global", "identical") if alone else ("local", "mean"))))
+        if self.clips_at is not None:
+            head.append(Metric("grad/norm_clipped", "1", "global", "identical"))
+        hide("body_end", 2 + len(body))
+        if self.update_stats is not None:
+            body += self.update_stats.metrics()
+        self._schema.replace(scoped(head + body), self.histogram_stats.names)
+        histograms = CARRIED * len(self.histogram_stats.names)
+        hide("measured", state("measured", np.full(self.body_end + histograms, np.nan, np.float32)))
+        unknown = np.full(len(self._schema), np.nan, np.float32)
+        unknown[0] = 0
+        hide("vector", state("vector", unknown))
+        hide("ring", RingBuffer(self.window, len(unknown)) if self.window else None)
+        self.schedule.start_anew()
+        hide("host_step", 0)  # number of the last call's step, where each one came through `__call__`
+        hide("was_called", False)
+        hide("is_new", True)  # whether the vector may have changed since it was taken
+        hide("last_snapshot", None)
+
+    # What is asked from the host.
+
+    @property
+    def schema(self) -> Schema:
+        """The metrics of the vector, in order."""
+        return self._schema
+
+    @property
+    def every(self) -> int:
+        """Each step whose number is a multiple of this is measured."""
+        return self.options.every
+
+    def snapshot(self) -> Tensor:
+        """The vector of the last measured step, float32 [K], which the next step does not change.
+
+        The same Tensor again where no step has been measured since.
+        """
+        if self.is_new or not self.was_called:
+            if _compat.device_target() == "CPU":
+                copy = Tensor(np.array(self.vector.asnumpy()))  # there, it would be a view
+            else:
+                copy = ops.Mul()(self.vector, Tensor(1.0, ms.float32))
+            self.hide("last_snapshot", copy)
+            self.hide("is_new", False)
+        return self.last_snapshot
+
+    def set_step(self, step: int) -> None:
+        """Go on counting from `step`: the next one is number `step + 1`. For a run that resumes."""
+        self.step_count.set_data(Tensor(step, ms.int32))
+        self.schedule.set_step(step)
+        self.hide("host_step", step)
+
+    def measure_next(self) -> None:
+        """Measure the next step whatever `every` says. On several ranks, call it on each."""
+        self.schedule.measure_next()
+
+    def read_window(self, after: int | None = None) -> Window:
+        """As `InstrumentedStep.read_window`."""
+        if self.ring is None:
+            raise ValueError("this step keeps no window: upgrade it with StepOptions(window=N).")
+        return self.ring.read(after, len(self._schema))
+
+    def owns(self, cell: nn.Cell) -> bool:
+        """Whether this step has a tap on this very cell."""
+        return self.taps is not None and any(cell is tapped for tapped in self.taps.cells)
+
+    def remove_taps(self) -> None:
+        """Give the network its own classes back. The step goes on without activation statistics."""
+        if self.taps is not None:
+            self.taps.remove()
+            self.hide("taps", None)
+            self._build()
+            getattr(self, "compile_cache", set()).clear()  # the next call compiles anew, without taps
+
+    def _execution_order(self) -> list[Place]:
+        cells = self.taps.in_order() if self.taps is not None else []
+        return execution_order(self.observed_network(), cells, self.norm_stats.weights)
+
+    def compile(self, *args: Any, **kwargs: Any) -> Any:
+        """Compile the graph for these inputs, as `nn.Cell.compile` does."""
+        return self._closing_the_gate(super().compile, *args, **kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """One step; see the step's own class."""
+        step = self.host_step + 1
+        if self.schedule.asked or self.schedule.is_due(step):
+            self.hide("is_new", True)
+        if self.decides:
+            self.schedule.tell_device(is_call=True)
+        try:
+            outputs = self._closing_the_gate(super().__call__, *args, **kwargs)
+        except Exception:
+            if not self.was_called:
+                tell("the first call of a training step that is measured has failed. If it works with "
+                     "TrainingMonitor(measure=False), then measuring is what failed.", stacklevel=3)
+            raise
+        self.hide("was_called", True)
+        self.hide("host_step", step)
+        return outputs
+
+    def _closing_the_gate(self, run: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return run(*args, **kwargs)
+        except BaseException:
+            _compat.abandon_gradient()
+            raise
+        finally:
+            self.hide("listens", False)
+            if self.taps is not None:
+                self.taps.gate.is_open = False
