@@ -1,28 +1,42 @@
-"""`TrainingMonitor`: the callback that turns each measured step into a record and hands it to the writers.
+"""`TrainingMonitor`: the callback that records what each measured step returned.
 
-Owns when to read, what the host adds to the step's own numbers, and that nothing here stops training. Computing the
-numbers is the step's part, and storing them the writers'.
+Owns when something is read, and what is done in the training thread: one copy of the vector, the clock, the learning rate,
+and alarms that may act on training. The rest is done in the background: `Recorder` makes records, and the writers store them.
 """
 from __future__ import annotations
 
-import contextlib
+import math
 import os
 import time
-import warnings
-import weakref
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mindspore.train.callback import Callback
 
-from instrument import runs
-from instrument.learning_rate import learning_rates
-from instrument.record import Record, to_float
+from instrument import _compat
+from instrument.alarms import Alarm, AlarmRaised, AlarmSet, default_alarms
+from instrument.background import Background, WhenFull
+from instrument.destinations import destinations
+from instrument.host import HostStats
+from instrument.kinds import is_whole
+from instrument.notices import tell
+from instrument.outlet import Outlet, Reported
+from instrument.outputs import Call, Reading, StepOutputs
+from instrument.pace import Epochs, Mark, Pace
+from instrument.place import Place
+from instrument.record import VALIDATION, Incident, Record, to_float
+from instrument.recorder import Recorder
+from instrument.samples import TextSampler
 from instrument.schema import Schema
-from instrument.writers import JsonlWriter, Writer
+from instrument.upgrade import StepOptions, begin
+from instrument.writers import Writer
+from instrument.writers.adapt import as_writer
+
+# What the monitor may add to what the step measures.
+ADDED = ("learning_rate", "learning_rate/0", "step_time", "data_wait", "data_wait_fraction", "samples_per_second",
+         "tokens_per_second", "epoch", "perplexity", "val/loss")
 
 
 class _OldHooks(Callback):
@@ -40,6 +54,10 @@ class _OldHooks(Callback):
         if not _evaluating(run_context):
             self.on_train_epoch_begin(run_context)
 
+    def step_begin(self, run_context: Any) -> None:
+        if not _evaluating(run_context):
+            self.on_train_step_begin(run_context)
+
     def step_end(self, run_context: Any) -> None:
         if not _evaluating(run_context):
             self.on_train_step_end(run_context)
@@ -53,184 +71,411 @@ class TrainingMonitor(_OldHooks):
     """Records the numbers of each step while `Model.train` or `Model.fit` runs.
 
     With an `InstrumentedStep`, a record has all of the step's metrics, and each measured step is recorded once: calls
-    that return the last vector again (accumulation, or statistics switched off for a step) make no record. With any
-    other train cell it has the loss alone. The host adds:
-
-    - `learning_rate`: of this step's update, absent where more steps have been made before it was read;
-      `learning_rate/<group>` where groups have rates of their own;
-    - `step_time`: seconds a call of the step, since the last record, with data loading and callbacks, and without
-      evaluation between epochs. The first one includes compilation.
+    that return the last vector again (accumulation, or statistics switched off for a step) make no record. MindSpore's own
+    training steps, and MindFormers', are made to measure when training begins, and return what they always have. With a train
+    cell that cannot be made so, of which one warning says why, a record has the loss alone. What the host adds is in the
+    README's table of metrics: learning rate, step time, waiting for data, throughput, epoch, memory, validation metrics of
+    `Model.fit` as `val/<name>`.
 
     Of a step that keeps a `window`, as for a data sink, all vectors since the last record make one record each; only the
     last of them has what the host adds.
 
-    A record costs one device-to-host copy of the statistics, and then a few bytes for the learning rate.
+    A record costs training one device-to-host copy of the statistics, and some tens of microseconds. The copy is made after
+    the next step has been started, where that is possible, so that the device need not wait. One background thread does
+    the rest. A writer that raises or hangs is reported by one warning and counted in `errors`, and training goes on; so
+    it is with other errors in here.
 
-    A writer that raises is reported by one warning and counted in `errors`, and training goes on; so it is with other
-    errors in here. Writers are closed when training ends, also by an exception: `Model` leaves its callbacks' contexts
-    then. In a loop of your own, use `with TrainingMonitor(...) as monitor:` and call the `on_train_*` hooks.
+    What was recorded is brought to disk when training ends, also by an exception (`Model` leaves its callbacks' contexts
+    then) or SIGTERM. In a loop of your own, use `with TrainingMonitor(...) as monitor:` and call the `on_train_*` hooks.
 
     Args:
-        run_dir: Directory of a new run, which gets `config.json`, `metrics-*.jsonl` and TensorBoard's event files.
-        writers: More destinations of the records.
+        run_dir: Directory of the run, which gets `config.json`, `metrics-*.jsonl`, `alarms.jsonl`, TensorBoard's event
+            files and more. Where it holds a run already, the next free name is taken and printed.
+        writers: More destinations: instances of `Writer`, functions of a record, or objects with `write`, `add_scalar` or
+            `log`.
         every: Record one call in `every`; nothing is copied on the others. The last call is recorded in any case.
+        measure: What a stock training step is made to measure, as `instrument.upgrade.StepOptions`; None for the default
+            ones, which are those of `InstrumentedStep`; False leaves the step as it is. An `InstrumentedStep` has its own.
+        alarms: What to warn of; by default `instrument.alarms.default_alarms()`, [] for nothing. LossMonitor's own stop at NaN
+            does not work with a step that returns a tuple: `NonFinite(policy="stop")` does that.
+        batch_size: Samples a call of the step on this rank, for `samples_per_second`.
+        tokens_per_sample: Tokens a sample, for `tokens_per_second`; the loss is taken for a mean in nats a token then, and
+            `perplexity` recorded.
+        resume: Go on in `run_dir`, if it holds a run. The step's number comes from the checkpoint that you load.
+        hyper_parameters: `{name: number, text or bool}`, for `config.json` and whoever compares runs.
+        text_samples: What a language model writes, every few steps.
+        queue_size: How many records may wait for the writers.
+        when_full: `drop` leaves out the oldest record that waits, and counts it in `dropped`; `wait` makes training wait.
+        writer_timeout: Seconds after which a writer that does not return is given up.
+        flush_seconds: Writers are flushed so often: what a killed process loses at most.
+
+    Attributes:
+        overwritten: Measured steps that a window on the device lost before they were read.
 
     Raises:
-        FileExistsError: `run_dir` already holds a run.
-        ValueError: There is neither `run_dir` nor a writer, or `every` is not a positive integer.
-        TypeError: One of `writers` is not a `Writer`.
+        RunInUse: `resume` of a run that another process writes.
+        ValueError: There is neither `run_dir` nor a writer, or a number is out of its range.
+        TypeError: One of `writers` or `alarms` is none.
 
     Example:
-        >>> step = InstrumentedStep(net, opt)                                                     # doctest: +SKIP
-        >>> Model(step).train(10, dataset, callbacks=[TrainingMonitor("runs/first")])             # doctest: +SKIP
+        >>> step = InstrumentedStep(network, optimizer)
+        >>> Model(step).train(10, dataset, callbacks=[TrainingMonitor("runs/mine")], dataset_sink_mode=False)
     """
 
-    def __init__(self, run_dir: str | os.PathLike[str] | None = None, *, writers: Sequence[Writer] | None = None,
-                 every: int = 1):
-        if not isinstance(every, int) or isinstance(every, bool) or every < 1:
-            raise ValueError(f"every must be a positive number of steps, but it is {every!r}. Use 1 for each step.")
-        self.every = every
-        self.writers: list[Writer] = list(writers or ())
-        for writer in self.writers:
-            if not isinstance(writer, Writer):
-                raise TypeError(f"writers must hold instances of instrument.writers.Writer, but {writer!r} is none. "
-                                "Derive its class from Writer.")
-        self.run_dir: Path | None = None
-        if run_dir is not None:
-            from instrument.writers import TensorBoardWriter  # tensorboardX loads only for who writes its files
-
-            self.run_dir = runs.create(run_dir)
-            self.writers[:0] = [JsonlWriter(self.run_dir), TensorBoardWriter(self.run_dir)]
-        if not self.writers:
+    def __init__(self, run_dir: str | os.PathLike[str] | None = None, *, writers: Sequence[Any] | None = None,
+                 every: int = 1, measure: StepOptions | bool | None = None,
+                 alarms: Sequence[Alarm] | None = None, batch_size: int | None = None,
+                 tokens_per_sample: int | None = None, resume: bool = False,
+                 hyper_parameters: Mapping[str, Any] | None = None,
+                 text_samples: TextSampler | Sequence[TextSampler] = (), queue_size: int = 4096,
+                 when_full: WhenFull = "drop", writer_timeout: float = 30.0, flush_seconds: float = 2.0):
+        numbers = {"every": every, "batch_size": batch_size, "tokens_per_sample": tokens_per_sample, "queue_size": queue_size}
+        for name, number in numbers.items():
+            if number is not None and not (is_whole(number) and number >= 1):
+                raise ValueError(f"{name} must be a positive whole number, but it is {number!r}.")
+        if tokens_per_sample is not None and batch_size is None:
+            raise ValueError("tokens_per_sample needs batch_size, the samples a call of the step, to make tokens_per_second.")
+        for name, seconds in (("flush_seconds", flush_seconds), ("writer_timeout", writer_timeout)):
+            if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
+                raise ValueError(f"{name} must be a positive number of seconds, but it is {seconds!r}.")
+        samplers = [text_samples] if isinstance(text_samples, TextSampler) else list(text_samples)
+        for sampler in samplers:
+            if not isinstance(sampler, TextSampler):
+                raise TypeError(f"text_samples must be a TextSampler or a list of them, but it holds {sampler!r}. Use "
+                                "TextSampler(generate, prompts, every=100).")
+        if when_full not in ("drop", "wait"):
+            raise ValueError(f'when_full must be "drop" or "wait", but it is {when_full!r}.')
+        if not (measure is None or isinstance(measure, (bool, StepOptions))):
+            raise TypeError(f"measure must be StepOptions, None for the default ones, or False, but it is {measure!r}.")
+        self._named = -1  # elements of the vector whose names are in config.json
+        self._given_alarms = list(alarms or ())  # until it is known what they have to look at
+        alarms = default_alarms() if alarms is None else list(alarms)
+        AlarmSet(alarms)  # raises where one is none, or two have one name
+        given = [as_writer(writer) for writer in writers or ()]  # before a directory is made
+        if run_dir is None and not given:
             raise ValueError("a monitor needs somewhere to write: give run_dir, writers, or both.")
-        self.errors: Counter[str] = Counter()
-        self.overwritten = 0  # measured steps that a window on the device lost before they were read
+        self.every = every
+        self.measure = measure
+        self.alarms = alarms
+        self.text_samples = samplers
+        self.rank, self.ranks = _compat.rank_and_size()
+        config = {"hyper_parameters": dict(hyper_parameters or {})}
+        self._place = None if run_dir is None else \
+            Place(run_dir, resume=resume, config=config, rank=self.rank, ranks=self.ranks)
+        self.writers: list[Writer] = destinations(self._place, given, rank=self.rank)
+        self.overwritten = 0
+        self._pace = Pace(batch_size=batch_size, tokens_per_sample=tokens_per_sample)
+        self._epochs = Epochs()
+        self._rates: dict[str, float] | None = None  # before the call that is being made
+        self._last_rates: dict[str, float] = {}  # those read last
+        self._prompt = AlarmSet([alarm for alarm in alarms if alarm.policy != "log"])  # those that act on training
+        on_device = _compat.device_target() != "CPU"
+        host = HostStats(device=_compat.device_id() if on_device else None, device_memory=_compat.device_memory)
+        self._recorder = Recorder(AlarmSet([alarm for alarm in alarms if alarm.policy == "log"]), host,
+                                  perplexity=tokens_per_sample is not None, rank=self.rank)
+        background = Background(self.writers, self._recorder.records_of, capacity=queue_size, when_full=when_full,
+                                timeout=writer_timeout, flush_seconds=flush_seconds)
+        self._recorder.report = background.report
+        self._outlet = Outlet(background, self._place, self._summary, self._before_the_end)
+        self._outputs: StepOutputs | None = None
+        self._calls: deque[Call] = deque()  # not read yet; the last one is read after the next one has been started
+        self._to_put: deque[tuple[Any, list[Incident]]] = deque()  # read, and not queued yet; with the incidents to act on
+        self._training: Any = None  # the context of Model.train while it runs
+        self._mark: Mark | None = None  # the clock after the last call
         self._contexts = 0  # how many `with` blocks we are in
-        self._network: Any = None
-        self._step_cell: Any = None  # the cell in the network that has a schema
-        self._last_step = 0  # the step of the last record
-        # Refers to the vector that it was read from: a call that measures nothing returns it again.
-        self._last_stats: weakref.ref[Any] | None = None
-        self._offset = 0  # steps of earlier calls of Model.train, for a train cell that does not number its steps
+        # The step of the last record; of a run that goes on, until training begins.
+        self._last_step = self._place.recorded if self._place is not None else 0
         # Calls of the step are counted by `cur_step_num`: in a data sink one hook stands for many calls.
         self._last_call = 0
-        self._last_read = 0
-        self._since: tuple[float, int] | None = None  # time and call from which step_time counts
+        self._last_seen = 0  # the last call that was recorded, or looked at
+
+    @property
+    def run_dir(self) -> Path | None:
+        """The directory that was taken, absolute; None without one, and on ranks other than 0 before their first record."""
+        return None if self._place is None else self._place.directory
+
+    @property
+    def errors(self) -> Counter[str]:
+        """How often each writer, alarm or other part failed."""
+        return self._outlet.background.errors
+
+    @property
+    def dropped(self) -> int:
+        """Records that were left out since writers did not keep up: once if all missed it, else once for each that did."""
+        return self._outlet.background.dropped
 
     def __enter__(self) -> TrainingMonitor:
         self._contexts += 1
         return self
 
-    def __exit__(self, *err: Any) -> None:
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         self._contexts -= 1
         if self._contexts <= 0:  # Model.fit enters its callbacks once more for each evaluation
+            if error is not None and self._outlet.status == "running":
+                self._outlet.status = f"failed: {kind.__name__}: {error}"
             self.close()
 
+    def __getstate__(self) -> None:
+        raise TypeError("a TrainingMonitor holds a thread and open files, so it cannot be copied or pickled. Make one for "
+                        "each run.")
+
     def on_train_begin(self, run_context: Any) -> None:
-        call = run_context.original_args().get("cur_step_num", 0)
-        self._offset = max(self._last_step - call, 0)
-        self._last_call = self._last_read = call
-        self._since = None
+        self._catch_up()  # of a call of Model.train that failed
+        params = run_context.original_args()
+        call = params.get("cur_step_num", 0)
+        self._upgrade(params)
+        self._outlet.status = "running"
+        self._training, self._mark, self._rates = run_context, None, None
+        self._pace.forget()
+        total = None
+        with self._reported("TrainingMonitor"):
+            self._find_step(params)
+            if self._outputs is not None:
+                self._outputs.begin(call, self._last_call)
+                recorded = None if self._place is None else self._place.resumed_after()
+                if recorded is not None:
+                    self._outputs.resume(call, recorded)
+                    self._place.goes_on_after(self._outputs.steps_made(call))  # type: ignore[union-attr]
+                made = self._outputs.steps_made(call) * self._outputs.accumulate
+                self._epochs.begin(call, made, resumed=recorded is not None)
+                total = self._total_steps(params, call)
+        self._last_call = self._last_seen = call
+        self._outlet.open(total)
+
+    def _total_steps(self, params: Any, call: int) -> int | None:
+        """The number of the last step of this call of `Model.train`, whose `epoch_num` are the epochs that it makes."""
+        calls = (params.get("epoch_num") or 0) * (params.get("batch_num") or 0)
+        if calls <= 0 or self._outputs is None:
+            return None
+        return self._outputs.steps_made(call) + calls // self._outputs.accumulate
 
     def on_train_epoch_begin(self, run_context: Any) -> None:
-        self._since = time.perf_counter(), run_context.original_args().get("cur_step_num", 0)
+        params = run_context.original_args()
+        self._pace.begin(params.get("cur_step_num", 0))
+        with self._reported("epoch"):
+            self._epochs.epoch_begins(params)
+
+    def on_train_step_begin(self, run_context: Any) -> None:
+        self._pace.step_begins()
+        self._rates = None
+        if self._outputs is not None and self._last_call + 1 - self._last_seen >= self.every:
+            with self._reported("learning_rate"):
+                self._rates = self._last_rates = self._outputs.rates_now()
 
     def on_train_step_end(self, run_context: Any) -> None:
         params = run_context.original_args()
         call = self._last_call = params.get("cur_step_num", self._last_call + 1)
-        if call - self._last_read >= self.every:  # not so for the second hook, where a loop calls both generations
-            self._observe(params, call)
+        self._mark, self._training = self._pace.mark(call), run_context
+        if call - self._last_seen >= self.every:  # not so for the second hook, where a loop calls both generations
+            with self._reported("TrainingMonitor"):
+                self._observe(params, call, run_context)
+            self._rates = None  # those of the next step are asked for before it, or after it where no hook is called then
+        self._pace.step_ended()
 
     def on_train_end(self, run_context: Any) -> None:
-        if self._last_call > self._last_read:
-            self._observe(run_context.original_args(), self._last_call)
+        self._training = None  # nothing is left to be stopped
+        self._observe_last(run_context.original_args(), run_context)
+        self._read_the_rest(run_context)
+        for sampler in self.text_samples:
+            self._sample(sampler)
+        if self._outlet.status == "running":
+            self._outlet.status = "finished"
         self.close()
 
+    def on_eval_begin(self, run_context: Any) -> None:
+        self._pace.evaluation_begins()
+
+    def on_eval_end(self, run_context: Any) -> None:
+        self._pace.evaluation_ends()
+        params = run_context.original_args()
+        # Model.fit evaluates in a context of its own, in which no training can be stopped.
+        context = self._training or run_context
+        self._read_the_rest(context)  # what was trained comes before what it is worth
+        with self._reported("validation"):
+            results = params.get("eval_results") or params.get("metrics") or {}
+            values = {f"{VALIDATION}{'loss' if name == 'eval_loss' else name}": to_float(value)
+                      for name, value in results.items()}
+            known = {name: value for name, value in values.items() if value is not None}
+            if known:
+                step = self._last_step if self._outputs is None else self._outputs.steps_made(self._last_call)
+                self._submit([Reading(max(step, self._last_step), time.time(), known)])
+        self._put(context)
+
     def close(self) -> None:
-        """Close the writers. A later record opens them again."""
-        for writer in self.writers:
-            with self._reported(type(writer).__name__):
-                writer.close()
+        """Bring what was recorded to the writers, and close them. A later record opens them again."""
+        self._outlet.close()
 
-    def _observe(self, params: Any, call: int) -> None:
-        self._last_read = call
-        records: list[Record] = []
+    def _catch_up(self) -> None:
+        """Read all that was made, where training has ended by an exception or a signal."""
+        training, self._training = self._training, None
+        if training is not None:
+            self._observe_last(training.original_args(), None)
+        self._read_the_rest(None)
+
+    def _before_the_end(self) -> None:
+        self._catch_up()
+        with self._reported("alarms"):
+            ended = self._prompt.finish()
+            if ended:
+                self._outlet.put(Record(self._last_step, time.time(), {}, alarms=ended))
+
+    def _summary(self) -> dict[str, Any]:
+        return {"last_step": self._last_step, "overwritten": self.overwritten}
+
+    def _upgrade(self, params: Any) -> None:
+        """Have the train network's step measure, where it is a stock one."""
+        if self._outputs is not None and self._outputs.network is params.get("train_network"):
+            return
+        reason = begin(params, self.measure)
+        if reason is not None:
+            tell(f"TrainingMonitor cannot measure in the training step: {reason}. The step is left alone, and its loss is "
+                 "recorded, with what the host knows. measure=False says that this is meant.", stacklevel=4)
+
+    def _find_step(self, params: Any) -> None:
+        network = params.get("train_network")
+        if self._outputs is not None and self._outputs.network is network:
+            return
+        self._outputs = StepOutputs(network, params.get("optimizer"))
+        self._outputs.begin(self._last_seen, self._last_step)
+        schema = self._outputs.schema
+        if schema is None:
+            return
+        self._recorder.know(schema)
+        for watch in (self._prompt, self._recorder.alarms):
+            watch.locate_by(schema.first_nonfinite)
+        for alarm in self._given_alarms:
+            if not alarm.sees([*schema.names, *ADDED]):
+                tell(alarm.unmet, stacklevel=4)
+        self._given_alarms = []
+        self._name_metrics(schema)
+
+    def _name_metrics(self, schema: Schema) -> None:
+        self._named = len(schema)
+        if self._place is not None:
+            with self._reported("config.json"):
+                self._place.name_metrics(schema)
+
+    def _observe(self, params: Any, call: int, run_context: Any) -> None:
+        """Take the outputs of the call just made; they are read now, or after the next one."""
+        self._last_seen = call
+        if self._outputs is None or self._outputs.network is not params.get("train_network"):
+            self._find_step(params)
+        assert self._outputs is not None
+        outputs = self._outputs.taken(params.get("net_outputs"))
+        if not self._outputs.is_new(outputs):
+            return
+        schema = self._outputs.schema
+        if schema is not None and len(schema) != self._named:  # parts of the loss are known from the first call on
+            self._name_metrics(schema)
+        values: dict[str, float] = {}
+        with self._reported("epoch"):
+            values = self._epochs.at(call, params)
+        if self._rates is None:
+            with self._reported("learning_rate"):
+                self._rates = self._outputs.rates_now()
+        if self._rates:
+            values.update(self._rates)
+        self._calls.append(Call(outputs, self._outputs.number_of(outputs, call), self._mark or self._pace.mark(call),
+                                time.time(), values))
+        self._read(run_context, keep=0 if self.text_samples or not self._outputs.may_wait else 1)
+        if self._recorder.wants_measurement:
+            self._recorder.wants_measurement = False
+            self._measure_next()
+        for sampler in self.text_samples:
+            if sampler.is_due(self._last_step):
+                self._sample(sampler)
+        self._outlet.report()
+
+    def _observe_last(self, params: Any, run_context: Any) -> None:
+        """Take the outputs of the last call, where `every` passed it over."""
+        if self._outputs is None or self._last_call <= self._last_seen or params.get("cur_step_num") != self._last_call:
+            return
         with self._reported("TrainingMonitor"):
-            self._find_step(params.get("train_network"))
-            records = [record for record in self._read(params.get("net_outputs"), call)
-                       if record.step not in (0, self._last_step)]
-        if not records:
-            return
-        self._last_step = records[-1].step
-        added: dict[str, float] = {}
-        with self._reported("learning_rate"):
-            if self._is_latest(records[-1]):
-                added.update(self._learning_rates(params, records[-1]))
-        now = time.perf_counter()
-        if self._since is not None and call > self._since[1]:
-            added["step_time"] = (now - self._since[0]) / (call - self._since[1])
-        self._since = now, call
-        records[-1] = replace(records[-1], values={**records[-1].values, **added})
-        for record in records:
-            for writer in self.writers:
-                with self._reported(type(writer).__name__):
-                    writer.write(record)
+            rates = self._outputs.rates_now()
+            # Somebody may have set another one since: one that has not changed is known.
+            self._rates = rates if rates == self._last_rates else {}
+            self._observe(params, self._last_call, run_context)
 
-    def _find_step(self, network: Any) -> None:
-        if network is self._network:
-            return
-        self._network, self._step_cell = network, _instrumented(network)
-        if self.run_dir is not None and self._step_cell is not None:
-            with self._reported(runs.CONFIG):
-                runs.write_schema(self.run_dir, self._step_cell.schema)
+    def _read_the_rest(self, run_context: Any) -> None:
+        """Read the last call's outputs too, unless that has been done."""
+        self._read(run_context, keep=0)
 
-    def _read(self, outputs: Any, call: int) -> list[Record]:
-        """The steps that were measured since the last call, in order; one, unless the step kept a window of them."""
-        if self._step_cell is None:
-            loss = to_float(outputs[0] if isinstance(outputs, (tuple, list)) and outputs else outputs)
-            return [Record(self._offset + call, time.time(), {} if loss is None else {"loss": loss})]
-        schema = self._step_cell.schema
-        if self._last_stats is not None and self._last_stats() is outputs[1]:
-            return []
-        with contextlib.suppress(TypeError):
-            self._last_stats = weakref.ref(outputs[1])  # weak, so that it keeps no memory on the device
-        if getattr(self._step_cell, "window", None) is None:
-            return [Record.from_stats(outputs[1], schema, time=time.time())]
-        rows, overwritten = self._step_cell.read_window()
-        if overwritten:
-            self.overwritten += overwritten
-            warnings.warn(f"{overwritten} measured steps were overwritten on the device before the monitor read them: make "
-                          "the step with a larger `window`, or measure fewer steps by `every`.", stacklevel=2)
-        return [Record.from_stats(row, schema, time=time.time()) for row in rows]
+    def _read(self, run_context: Any, *, keep: int) -> None:
+        """Read calls up to the last `keep`. Interrupted, as by Ctrl-C, it goes on where it was when it is called again."""
+        while len(self._calls) > keep and self._outputs is not None:
+            call, readings = self._calls[0], []
+            with self._reported("TrainingMonitor"):
+                readings = self._outputs.read(call)
+                if self._outputs.overwritten:
+                    lost, self._outputs.overwritten = self._outputs.overwritten, 0
+                    self.overwritten += lost
+                    tell(f"{lost} measured steps were overwritten on the device before the monitor read them: make the step "
+                         "with a larger `window`, or measure fewer steps by `every`.")
+                if readings:
+                    self._last_step = readings[-1].step
+                    readings[-1].values.update(self._pace.take(call.mark))
+                for reading in readings if self._outputs.is_scheduled else ():
+                    with self._reported("learning_rate"):
+                        reading.values.update(self._outputs.scheduled_rates(reading, is_last=reading is readings[-1]))
+            self._submit(readings)
+            if self._calls and self._calls[0] is call:
+                self._calls.popleft()
+        self._put(run_context)
 
-    def _is_latest(self, record: Record) -> bool:
-        """Whether no step has been made after this one: the optimizer's learning rate is that of the last."""
-        count = getattr(self._step_cell, "step_count", None)
-        return count is None or int(count.asnumpy()) == record.step
+    def _submit(self, readings: Sequence[Reading]) -> None:
+        """Have steps queued for the writers, after the alarms that may act on training have seen them."""
+        for reading in readings:
+            item: Any = reading
+            begun: list[Incident] = []
+            if len(self._prompt):
+                with self._reported("alarms"):
+                    record = reading.record()
+                    incidents = self._prompt.observe(record)
+                    for name, error in self._prompt.errors:
+                        self._outlet.background.report(name, error)
+                    begun = [each for each in incidents if each.state == "begin"]
+                    item = Record(record.step, record.time, record.values, record.histograms, record.texts, incidents)
+            self._to_put.append((item, begun))
 
-    def _learning_rates(self, params: Any, record: Record) -> dict[str, float]:
-        cell = self._network if self._step_cell is None else self._step_cell
-        optimizer = getattr(cell, "optimizer", None) or params.get("optimizer")
-        return {} if optimizer is None else learning_rates(optimizer, skipped=bool(record.values.get("skipped")))
+    def _put(self, run_context: Any) -> None:
+        """Queue what has been read, and then act on incidents: a policy may raise."""
+        acting: list[Incident] = []
+        while self._to_put:
+            item, begun = first = self._to_put[0]
+            self._outlet.put(item)
+            acting += begun
+            if self._to_put and self._to_put[0] is first:
+                self._to_put.popleft()
+        for incident in acting:
+            self._act(incident, run_context)
 
-    @contextlib.contextmanager
-    def _reported(self, source: str) -> Iterator[None]:
-        """Keep an error of `source` from stopping training: the first one is a warning, and all are counted."""
-        try:
-            yield
-        except Exception as error:
-            self.errors[source] += 1
-            if self.errors[source] == 1:
-                warnings.warn(f"{source} failed: {type(error).__name__}: {error}. Training goes on; more failures of "
-                              "it are counted in the monitor's `errors`, and not reported.", stacklevel=2)
+    def _act(self, incident: Incident, run_context: Any) -> None:
+        policy: Any = self._prompt.policy_of(incident)
+        self._measure_next()
+        if policy == "raise":
+            if run_context is not None:  # not while the end of training is being dealt with
+                raise AlarmRaised(incident)
+        elif policy == "stop":
+            if self._training is not None:
+                self._outlet.status = f"stopped: {incident}"
+                self._training.request_stop()
+        else:
+            with self._reported(f"{incident.alarm}'s policy"):
+                policy(incident)
+
+    def _measure_next(self) -> None:
+        cell: Any = None if self._outputs is None else self._outputs.cell
+        # Ranks see incidents of their own, and at times of their own, but must measure a step together or not at all.
+        if getattr(cell, "every", 1) > 1 and hasattr(cell, "measure_next") and not getattr(cell, "joins", False):
+            cell.measure_next()
+
+    def _sample(self, sampler: TextSampler) -> None:
+        with self._reported("TextSampler"), self._pace.left_out():
+            self._outlet.put(Reading(max(self._last_step, 1), time.time(), texts=sampler.sample()))
+
+    def _reported(self, source: str) -> Reported:
+        return self._outlet.reported(source)
 
 
 def _evaluating(run_context: Any) -> bool:
     return run_context.original_args().get("mode") == "eval"
-
-
-def _instrumented(network: Any) -> Any:
-    """The cell in `network`, which may wrap it, whose vector has the number of the step; None where there is none."""
-    cells = network.cells_and_names() if hasattr(network, "cells_and_names") else [("", network)]
-    schemas = ((cell, getattr(cell, "schema", None)) for _, cell in cells)
-    return next((cell for cell, schema in schemas if isinstance(schema, Schema) and "step" in schema), None)

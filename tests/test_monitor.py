@@ -11,6 +11,7 @@ from mindspore.train import Model
 from mindspore.train.callback import LossMonitor, RunContext
 
 from instrument import InstrumentedStep, TrainingMonitor
+from instrument.background import name_of
 from instrument.schema import Metric, Schema
 from instrument.writers import JsonlWriter, Writer
 from networks import MLP, mlp_batches
@@ -106,7 +107,9 @@ def test_a_run_of_the_real_step_is_recorded_whole(tmp_path, mode):
     assert memory.steps == [1, 2, 3]
     assert memory.column("learning_rate") == [0.5, 0.25, 0.125]
     for record in memory.records:
-        assert set(record.values) == set(step.schema.names) - {"step"} | {"learning_rate", "step_time"}
+        added = {name for name in record.values if not name.startswith("host/")} - set(step.schema.names)
+        assert added == {"learning_rate", "step_time", "data_wait", "data_wait_fraction", "epoch"}
+        assert set(step.schema.names) - set(record.values) == {"step"}
         assert all(map(math.isfinite, record.values.values()))
     assert lines_of(tmp_path / "run") == [{"step": r.step, "time": r.time, **r.values} for r in memory.records]
     assert len(list((tmp_path / "run").glob("events.out.tfevents.*"))) == 1
@@ -114,17 +117,41 @@ def test_a_run_of_the_real_step_is_recorded_whole(tmp_path, mode):
     assert [metric["name"] for metric in schema] == list(step.schema.names)
 
 
+class TwoLosses(nn.Cell):
+    """The MLP's loss, and half of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = MLP()
+
+    def construct(self, x, y):
+        loss = self.net(x, y)
+        return {"total": loss, "half": loss * 0.5}
+
+
+def test_parts_of_the_loss_are_in_the_schema_of_the_run(tmp_path):
+    net = TwoLosses()
+    step = InstrumentedStep(net, nn.SGD(net.trainable_params(), 0.1), loss_key="total")
+    Model(step).train(1, dataset(3), callbacks=[TrainingMonitor(tmp_path / "run")], dataset_sink_mode=False)
+    schema = orjson.loads((tmp_path / "run" / "config.json").read_bytes())["schema"]
+    assert "loss/half" in step.schema.names and [metric["name"] for metric in schema] == list(step.schema.names)
+
+
 def test_a_plain_train_cell_gives_the_loss(mode):
     net = MLP()
     memory, losses = Memory(), []
     cell = nn.TrainOneStepCell(net, nn.SGD(net.trainable_params(), 0.25))
-    Model(cell).train(1, dataset(3), callbacks=[TrainingMonitor(writers=[memory])], dataset_sink_mode=False)
+    monitor = TrainingMonitor(writers=[memory], measure=False)
+    Model(cell).train(1, dataset(3), callbacks=[monitor], dataset_sink_mode=False)
     twin = MLP()
     cell = nn.TrainOneStepCell(twin, nn.SGD(twin.trainable_params(), 0.25))
     for batch in mlp_batches(3):
         losses.append(float(cell(*map(Tensor, batch)).asnumpy()))
+    assert type(cell) is nn.TrainOneStepCell
     assert memory.steps == [1, 2, 3] and memory.column("loss") == losses
-    assert [set(record.values) for record in memory.records] == [{"loss", "learning_rate", "step_time"}] * 3
+    assert not [name for record in memory.records for name in record.values if name.startswith(("grad", "weight"))]
+    assert memory.column("epoch") == [1 / 3, 2 / 3, 1.0]
+    assert all({"learning_rate", "step_time", "data_wait"} < set(record.values) for record in memory.records)
 
 
 @pytest.mark.parametrize("output, loss", [
@@ -133,7 +160,7 @@ def test_a_plain_train_cell_gives_the_loss(mode):
     ({"a": 1.0}, None)])
 def test_outputs_of_any_form_give_the_loss_or_leave_it_out(output, loss):
     memory = Memory()
-    Loop(TrainingMonitor(writers=[memory]), nn.ReLU()).train([output])
+    Loop(TrainingMonitor(writers=[memory], measure=False), nn.ReLU()).train([output])
     assert memory.column("loss") == [loss] and ("loss" in memory.records[0].values) == (loss is not None)
 
 
@@ -164,12 +191,19 @@ def test_an_overflow_step_has_the_rate_of_the_update_it_left_out():
 
 
 def test_step_time_is_seconds_a_call_since_the_record_before(monkeypatch):
-    clock = iter([100.0, 108.0, 110.0])  # at the start of the epoch, and after the copies of calls 2 and 4
-    monkeypatch.setattr("instrument.monitor.time.perf_counter", lambda: next(clock))
+    class Clock:
+        now = 100.0
+
+    def steps():
+        for output in vectors(1, 2, 3, 4):
+            Clock.now += 4.0
+            yield output
+
+    monkeypatch.setattr("instrument.pace.time.perf_counter", lambda: Clock.now)
     monkeypatch.setattr("instrument.monitor.time.time", lambda: 1735387200.5)
     memory = Memory()
-    Loop(TrainingMonitor(writers=[memory], every=2), FakeStep()).train(vectors(1, 2, 3, 4))
-    assert memory.column("step_time") == [4.0, 1.0]
+    Loop(TrainingMonitor(writers=[memory], every=2, batch_size=2), FakeStep()).train(steps())
+    assert memory.column("step_time") == [4.0, 4.0] and memory.column("samples_per_second") == [0.5, 0.5]
     assert [record.time for record in memory.records] == [1735387200.5] * 2
 
 
@@ -179,7 +213,7 @@ def test_step_time_is_seconds_a_call_since_the_record_before(monkeypatch):
 @pytest.mark.parametrize("network, outputs", [(FakeStep(), vectors(1, 2, 3)), (nn.ReLU(), [0.5, 0.5, 0.5])])
 def test_old_new_and_both_hooks_record_each_step_once(new_hooks, old_hooks, network, outputs):
     memory = Memory()
-    Loop(TrainingMonitor(writers=[memory]), network, new_hooks, old_hooks).train(outputs)
+    Loop(TrainingMonitor(writers=[memory], measure=False), network, new_hooks, old_hooks).train(outputs)
     assert memory.steps == [1, 2, 3]
     assert all(time > 0 for time in memory.column("step_time"))
 
@@ -252,14 +286,14 @@ def test_all_rows_of_a_window_are_recorded_and_lost_ones_told():
     assert monitor.overwritten == 1 and "step_time" in memory.records[-1].values
 
 
-def test_the_learning_rate_is_that_of_the_step_or_absent():
+def test_the_learning_rate_is_that_of_the_step():
     net = MLP()
     rates = [0.001 * i for i in range(1, 13)]
     step = InstrumentedStep(net, nn.SGD(net.trainable_params(), rates), every=2)
     memory = Memory()
     Model(step).train(1, dataset(12), callbacks=[TrainingMonitor(writers=[memory], every=3)], dataset_sink_mode=False)
     assert memory.steps == [2, 6, 8, 12]  # read after the calls 3, 6, 9 and 12
-    assert memory.column("learning_rate") == [None, pytest.approx(0.006), None, pytest.approx(0.012)]
+    assert memory.column("learning_rate") == [pytest.approx(0.001 * step) for step in memory.steps]
 
 
 def test_every_kth_step_is_recorded_once():
@@ -274,7 +308,7 @@ def test_every_kth_step_is_recorded_once():
 
 def test_several_calls_of_train_continue_the_numbers_of_a_plain_cell():
     memory = Memory()
-    loop = Loop(TrainingMonitor(writers=[memory]), nn.ReLU())
+    loop = Loop(TrainingMonitor(writers=[memory], measure=False), nn.ReLU())
     loop.train([0.5, 0.5])
     loop.train([0.5, 0.5])
     assert memory.steps == [1, 2, 3, 4]
@@ -312,7 +346,7 @@ def test_a_writer_that_raises_is_reported_once_and_counted():
 def test_an_error_of_our_own_is_reported_once_and_training_goes_on():
     memory = Memory()
     monitor = TrainingMonitor(writers=[memory])
-    with pytest.warns(UserWarning, match="TrainingMonitor failed: ValueError: stats must be a vector") as caught:
+    with pytest.warns(UserWarning, match="TrainingMonitor failed: ValueError: the step returned a vector") as caught:
         Loop(monitor, FakeStep()).train([(0.0, [1.0]), (0.0, [2.0]), *vectors(3)])
     assert len(caught) == 1 and memory.steps == [3] and monitor.errors == {"TrainingMonitor": 2}
 
@@ -367,28 +401,46 @@ def test_fit_with_evaluation_records_the_training_steps_and_closes_at_the_end():
     model = Model(net, nn.MSELoss(), nn.SGD(net.trainable_params(), 0.01), metrics={"mse"})
     model.fit(2, dataset(3), dataset(2), callbacks=[TrainingMonitor(writers=[memory])], dataset_sink_mode=False,
               valid_dataset_sink_mode=False)
-    assert memory.steps == [1, 2, 3, 4, 5, 6]
-    assert memory.records_at_close == 6 and memory.closed <= 2  # by on_train_end, and on leaving the context
+    assert memory.steps == [1, 2, 3, 3, 4, 5, 6, 6]
+    validated = [record for record in memory.records if "val/mse" in record.values]
+    assert [record.step for record in validated] == [3, 6] and all("val/loss" in record.values for record in validated)
+    assert not any("loss" in record.values for record in validated)
+    assert memory.records_at_close == 8 and memory.closed == 1
 
 
 # Arguments
 
-def test_a_second_run_in_one_directory_is_refused(tmp_path):
-    TrainingMonitor(tmp_path)
-    with pytest.raises(FileExistsError, match="already holds a run"):
-        TrainingMonitor(tmp_path)
+def test_a_second_run_on_one_name_takes_the_next_free_one(tmp_path, capsys):
+    first = TrainingMonitor(tmp_path / "run")
+    assert capsys.readouterr().out == ""
+    second = TrainingMonitor(tmp_path / "run")
+    assert first.run_dir == tmp_path / "run" and second.run_dir == tmp_path / "run-2"
+    assert "run holds a run already: this one goes to" in capsys.readouterr().out
 
 
 def test_writers_join_those_of_the_run_directory(tmp_path):
-    memory = Memory()
-    names = [type(writer).__name__ for writer in TrainingMonitor(tmp_path, writers=[memory]).writers]
-    assert names == ["JsonlWriter", "TensorBoardWriter", "Memory"]
+    def function(record):
+        pass
+
+    monitor = TrainingMonitor(tmp_path, writers=[Memory(), function])
+    assert [name_of(writer) for writer in monitor.writers] \
+        == ["JsonlWriter", "TensorBoardWriter", "AlarmPrinter", "Memory", "function"]
 
 
-@pytest.mark.parametrize("every", [0, -1, 1.5, True, "2"])
-def test_every_must_be_a_positive_integer(every):
-    with pytest.raises(ValueError, match=f"every must be a positive number of steps, but it is {every!r}"):
-        TrainingMonitor(writers=[Memory()], every=every)
+@pytest.mark.parametrize("name", ["every", "batch_size", "queue_size"])
+@pytest.mark.parametrize("number", [0, -1, 1.5, True, "2"])
+def test_numbers_must_be_positive_and_whole(name, number):
+    with pytest.raises(ValueError, match=f"{name} must be a positive whole number, but it is {number!r}"):
+        TrainingMonitor(writers=[Memory()], **{name: number})
+
+
+@pytest.mark.parametrize("arguments, error, message", [
+    ({"tokens_per_sample": 4}, ValueError, "tokens_per_sample needs batch_size"),
+    ({"when_full": "block"}, ValueError, "when_full must be"),
+    ({"alarms": ["NonFinite"]}, TypeError, "`alarms` must hold instances")])
+def test_arguments_that_cannot_work_are_refused(arguments, error, message):
+    with pytest.raises(error, match=message):
+        TrainingMonitor(writers=[Memory()], **arguments)
 
 
 def test_a_monitor_needs_somewhere_to_write():
@@ -397,6 +449,6 @@ def test_a_monitor_needs_somewhere_to_write():
 
 
 def test_a_writer_must_be_a_writer(tmp_path):
-    with pytest.raises(TypeError, match="instances of instrument.writers.Writer.*JsonlWriter"):
+    with pytest.raises(TypeError, match="a writer must be a Writer, .*JsonlWriter"):
         TrainingMonitor(tmp_path / "run", writers=[JsonlWriter])
     assert not (tmp_path / "run").exists()
