@@ -1,7 +1,6 @@
 """Writers: what is in the files, on the console, and what survives a crash."""
 import io
 import math
-import os
 import struct
 import subprocess
 import sys
@@ -10,8 +9,8 @@ import textwrap
 import orjson
 import pytest
 from rich.console import Console
-from tensorboardX.proto.event_pb2 import Event
 
+from hostile import events_of
 from instrument.record import Record
 from instrument.writers import ConsoleWriter, JsonlWriter, TensorBoardWriter, Writer
 
@@ -22,23 +21,10 @@ def write(writer, *records):
             writer.write(record)
 
 
-def lines_of(run):
-    return (run / "metrics-00000.jsonl").read_bytes().splitlines(keepends=True)
-
-
-def events_of(run):
-    """Every event with a scalar, of every event file: [(step, wall time, {tag: value})], by TFRecord's own framing."""
-    events = []
-    for file in sorted(run.glob("events.out.tfevents.*")):
-        content = file.read_bytes()
-        while content:
-            length, = struct.unpack_from("<Q", content)
-            event = Event.FromString(content[12:12 + length])  # behind 8 bytes of length and 4 of its checksum
-            if event.summary.value:
-                scalars = {value.tag: value.simple_value for value in event.summary.value}
-                events.append((event.step, event.wall_time, scalars))
-            content = content[16 + length:]  # a checksum of 4 bytes ends it
-    return events
+def scalars_of(run):
+    """Every event with a scalar, of every event file: [(step, wall time, {tag: value})]."""
+    return [(event.step, event.wall_time, {value.tag: value.simple_value for value in event.summary.value})
+            for event in events_of(run) if event.summary.value]
 
 
 @pytest.fixture(params=[JsonlWriter, TensorBoardWriter])
@@ -48,57 +34,8 @@ def writer_type(request):
 
 def steps_of(run):
     """Steps of all records in a run, in whichever format it has."""
-    return [step for step, _, _ in events_of(run)] + [
+    return [step for step, _, _ in scalars_of(run)] + [
         orjson.loads(line)["step"] for file in run.glob("*.jsonl") for line in file.read_bytes().splitlines()]
-
-
-# JSON Lines
-
-def test_a_line_is_the_record(tmp_path):
-    write(JsonlWriter(tmp_path), Record(10, 1735387200.12, {"loss": 2.3, "grad/norm": 0.8}))
-    assert lines_of(tmp_path) == [b'{"step":10,"time":1735387200.12,"loss":2.3,"grad/norm":0.8}\n']
-
-
-def test_a_reader_sees_each_line_while_the_file_is_open(tmp_path):
-    writer = JsonlWriter(tmp_path)
-    for step in (1, 2, 3):
-        writer.write(Record(step, 0.0, {}))
-        assert len(lines_of(tmp_path)) == step
-    writer.close()
-
-
-def test_what_is_not_finite_is_null_and_named(tmp_path):
-    values = {"loss": math.nan, "grad/norm": math.inf, "weight/norm": 1.0, "activation/mean/a": -math.inf}
-    write(JsonlWriter(tmp_path), Record(1, 0.0, values))
-    line, = lines_of(tmp_path)
-    assert orjson.loads(line) == {
-        "step": 1, "time": 0.0, "loss": None, "grad/norm": None, "weight/norm": 1.0, "activation/mean/a": None,
-        "nonfinite": {"loss": "nan", "grad/norm": "inf", "activation/mean/a": "-inf"}}
-
-
-@pytest.mark.parametrize("torn", [b'{"step":1,"ti', b'{"step":1,"time":0.0}'])
-def test_a_torn_last_line_stays_alone(tmp_path, torn):
-    (tmp_path / "metrics-00000.jsonl").write_bytes(b'{"step":0}\n' + torn)
-    write(JsonlWriter(tmp_path), Record(2, 0.0, {}))
-    assert lines_of(tmp_path) == [b'{"step":0}\n', torn + b"\n", b'{"step":2,"time":0.0}\n']
-
-
-def test_a_whole_last_line_gets_no_empty_line_behind_it(tmp_path):
-    for step in (1, 2):
-        write(JsonlWriter(tmp_path), Record(step, 0.0, {}))
-    assert lines_of(tmp_path) == [b'{"step":1,"time":0.0}\n', b'{"step":2,"time":0.0}\n']
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
-def test_a_full_disk_raises_and_the_next_line_is_whole(tmp_path):
-    file = tmp_path / "metrics-00000.jsonl"
-    file.symlink_to("/dev/full")
-    writer = JsonlWriter(tmp_path)
-    with pytest.raises(OSError, match="No space left"):
-        writer.write(Record(1, 0.0, {"loss": 1.0}))
-    file.unlink()  # there is space again
-    write(writer, Record(2, 0.0, {"loss": 2.0}))
-    assert lines_of(tmp_path) == [b'{"step":2,"time":0.0,"loss":2.0}\n']
 
 
 # TensorBoard
@@ -107,13 +44,13 @@ def test_an_event_has_every_scalar_with_step_and_time(tmp_path):
     write(TensorBoardWriter(tmp_path), Record(10, 1735387200.5, {"loss": 2.5, "grad/norm": 0.75}),
           Record(11, 1735387201.5, {"loss": 2.25, "grad/norm/blocks.0.weight": 1e-30}))
     small = struct.unpack("f", struct.pack("f", 1e-30))[0]  # an event holds float32
-    assert events_of(tmp_path) == [(10, 1735387200.5, {"loss": 2.5, "grad/norm": 0.75}),
+    assert scalars_of(tmp_path) == [(10, 1735387200.5, {"loss": 2.5, "grad/norm": 0.75}),
                                    (11, 1735387201.5, {"loss": 2.25, "grad/norm/blocks.0.weight": small})]
 
 
 def test_nan_and_infinities_are_written_without_a_word(tmp_path, caplog, capfd):
     write(TensorBoardWriter(tmp_path), Record(1, 0.0, {"loss": math.nan, "a": math.inf, "b": -math.inf}))
-    (_, _, scalars), = events_of(tmp_path)
+    (_, _, scalars), = scalars_of(tmp_path)
     assert math.isnan(scalars["loss"]) and scalars["a"] == math.inf and scalars["b"] == -math.inf
     assert not caplog.records and capfd.readouterr() == ("", "")
 
@@ -123,9 +60,9 @@ def test_records_reach_the_disk_every_few_seconds_and_at_flush(tmp_path):
     seen = []
     for step, time in enumerate((100.0, 104.0, 105.0, 106.0)):
         writer.write(Record(step, time, {"loss": 0.0}))
-        seen.append(len(events_of(tmp_path)))
+        seen.append(len(scalars_of(tmp_path)))
     writer.flush()
-    assert seen + [len(events_of(tmp_path))] == [1, 1, 3, 3, 4]
+    assert seen + [len(scalars_of(tmp_path))] == [1, 1, 3, 3, 4]
     writer.close()
 
 

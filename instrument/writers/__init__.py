@@ -1,6 +1,7 @@
 """Destinations of records: `Writer` is the interface, and each backend is one module.
 
-`ConsoleWriter` and `TensorBoardWriter` are imported on first use: rich and tensorboardX take long to load.
+All but `JsonlWriter` are imported on first use: what they write with takes long to load. Those whose package is an extra
+import it when they write their first record.
 """
 from __future__ import annotations
 
@@ -11,12 +12,30 @@ from instrument.writers.base import Writer
 from instrument.writers.jsonl import JsonlWriter
 
 if TYPE_CHECKING:
+    from instrument.writers.adapt import as_writer
     from instrument.writers.console import ConsoleWriter
+    from instrument.writers.csv import CsvWriter
+    from instrument.writers.mlflow_tracking import MlflowWriter
+    from instrument.writers.prometheus import PrometheusWriter
+    from instrument.writers.summary import SummaryRecordWriter
+    from instrument.writers.swanlab_runs import SwanLabWriter
     from instrument.writers.tensorboard import TensorBoardWriter
+    from instrument.writers.weights_and_biases import WandbWriter
 
-__all__ = ["ConsoleWriter", "JsonlWriter", "TensorBoardWriter", "Writer"]
+__all__ = ["ConsoleWriter", "CsvWriter", "JsonlWriter", "MlflowWriter", "PrometheusWriter", "SummaryRecordWriter",
+           "SwanLabWriter", "TensorBoardWriter", "WandbWriter", "Writer", "as_writer"]
 
-_LAZY = {"ConsoleWriter": "console", "TensorBoardWriter": "tensorboard"}
+_LAZY = {
+    "ConsoleWriter": "console",
+    "CsvWriter": "csv",
+    "MlflowWriter": "mlflow_tracking",
+    "PrometheusWriter": "prometheus",
+    "SummaryRecordWriter": "summary",
+    "SwanLabWriter": "swanlab_runs",
+    "TensorBoardWriter": "tensorboard",
+    "WandbWriter": "weights_and_biases",
+    "as_writer": "adapt",
+}
 
 
 def __getattr__(name: str) -> Any:

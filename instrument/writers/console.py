@@ -1,160 +1,205 @@
-"""`ConsoleWriter`: the run at a glance, in the terminal or as plain lines in a log."""
+"""`ConsoleWriter`: the run at a glance, in the terminal or as plain lines in a log.
+
+Owns how it is laid out, and when it is drawn. What is shown is worked out by `console_parts.py`.
+"""
 from __future__ import annotations
 
 import math
-from collections import deque
 
 from rich import box
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from instrument.record import Record
+from instrument.record import Record, RunInfo
+from instrument.writers import console_parts as parts
 from instrument.writers.base import Writer
+from instrument.writers.terminal import Screen
 
-RMS = "activation/rms/"
-_BARS = "▁▂▃▄▅▆▇█"
 _REDRAW_SECONDS = 0.1
 _WIDTH_WITH_TRENDS = 90
+_OPEN_SHOWN = 3
+_STARVED = 0.2  # share of the step's time that waits for data
 
 
 class ConsoleWriter(Writer):
-    """Shows progress, time left, loss, gradient norm, learning rate and the block with the largest rms.
+    """Shows progress, time left, loss, gradient norm, learning rate, the block with the largest rms, validation and alarms.
 
     A terminal gets a panel, drawn anew in place; anything else (a file, a pipe, the log of a batch job) gets a plain
-    line every few steps. A number that a record lacks is shown as `-`.
+    line every few steps. A number that a record lacks is shown as `-`; tokens and samples a second, the share of time that
+    the step waits for data, and validation appear where they are measured. What is not finite is red.
+
+    An incident of an alarm is printed once when it begins, and once when it ends; those that are open stay marked in the
+    panel. What the program prints appears above the panel. What passes Python's `sys.stdout` and `sys.stderr` by, as
+    MindSpore's own log from C++ does, cannot be caught, and leaves parts of an old panel above the new one.
 
     Args:
-        total_steps: Number of steps of the whole run; None where it is not known, then without bar and time left.
+        total_steps: Number of steps of the whole run; by default what the run says by `start`. Where neither knows it, there
+            is no bar and no time left.
         line_every: Steps from one plain line to the next; by default a twentieth of the run, or 10.
         console: rich's console; standard output by default.
     """
 
+    shows_alarms = True
+
     def __init__(self, *, total_steps: int | None = None, line_every: int | None = None,
                  console: Console | None = None):
         self.total_steps = total_steps
-        self.line_every = line_every or max((total_steps or 200) // 20, 1)
+        self.line_every = line_every
         self.console = console or Console(highlight=False)
-        self._trends = {name: _Trend(total_steps) for name in ("loss", "grad/norm")}
-        self._recent: deque[Record] = deque(maxlen=20)
-        self._live: Live | None = None
+        self._asked = total_steps
+        self._name = ""
+        self._trends = {name: parts.Trend(total_steps) for name in ("loss", "grad/norm")}
+        self._pace = parts.Pace()
+        self._incidents = parts.OpenIncidents()
+        self._validation: tuple[int, list[tuple[str, str]]] = 0, []
+        self._newest: Record | None = None  # of training
         self._shown: Record | None = None
+        self._changed = False  # something besides the newest record has to be drawn
+        self._screen = Screen(self.console)
+
+    def start(self, run: RunInfo) -> None:
+        if self._asked is None and run.total_steps != self.total_steps:
+            self.total_steps = run.total_steps
+            self._trends = {name: parts.Trend(run.total_steps) for name in self._trends}
+        self._name = parts.plain(run.name) if run.directory is not None else ""
 
     def write(self, record: Record) -> None:
-        self._recent.append(record)
-        for name, trend in self._trends.items():
-            trend.add(record.step, record.values.get(name, math.nan))
+        self._tell(record)
+        if record.has_training:
+            self._newest = record
+            self._pace.add(record.step, record.time)
+            for name, trend in self._trends.items():
+                trend.add(record.step, record.values.get(name, math.nan))
+        shown = self._shown
         if self.console.is_terminal:
-            if self._live is None or self._shown is None or record.time - self._shown.time >= _REDRAW_SECONDS:
-                self._draw(record)
-        elif self._shown is None or record.step - self._shown.step >= self.line_every:
+            if self._changed or shown is None or _due(record.time - shown.time, _REDRAW_SECONDS):
+                self._draw(self._newest or record)
+        elif self._newest is record and (shown is None or _due(record.step - shown.step, self._every())):
             self._print(record)
 
     def flush(self) -> None:
         """Show the newest record, whatever is due."""
-        if self._recent and self._recent[-1] is not self._shown:
-            (self._draw if self.console.is_terminal else self._print)(self._recent[-1])
+        if self._newest is not None and (self._newest is not self._shown or self._changed and self.console.is_terminal):
+            (self._draw if self.console.is_terminal else self._print)(self._newest)
 
     def close(self) -> None:
         self.flush()
-        live, self._live = self._live, None
-        if live is not None:
-            live.stop()
-        self._recent.clear()
-        self._shown = None
+        self._screen.stop()
+        self._pace, self._incidents = parts.Pace(), parts.OpenIncidents()
+        self._newest = self._shown = None
 
-    def _draw(self, record: Record) -> None:
-        self._shown = record
-        if self._live is None:
-            self._live = Live(console=self.console, auto_refresh=False)
-            self._live.start()
-            self.console.show_cursor(True)  # MindSpore can end the process at Ctrl-C, and nobody would show it again
-        self._live.update(self.panel(record), refresh=True)
+    def _every(self) -> int:
+        return self.line_every or max((self.total_steps or 200) // 20, 1)
+
+    def _tell(self, record: Record) -> None:
+        """Print what is said once: incidents, and in a log validation."""
+        for incident in record.alarms:
+            self._incidents.take(incident)
+            self._changed = True
+            sentence = Text(parts.said(incident), style="bold red" if incident.state == "begin" else "green")
+            if self.console.is_terminal:
+                self._screen.print(sentence)
+            else:
+                self.console.print(sentence, soft_wrap=True)
+        measured = parts.validation(record.values)
+        if measured:
+            self._validation = record.step, measured
+            self._changed = True
+            if not self.console.is_terminal:
+                self._line([self._step_text(record), "validation", *(f"{name} {value}" for name, value in measured)])
 
     def _print(self, record: Record) -> None:
         self._shown = record
-        figures = [f"{label} {value} {where}".rstrip() for label, value, where in _figures(record)]
-        parts = [self._step_text(record), *figures, *self._pace()]
-        self.console.print("  ".join(parts), soft_wrap=True, markup=False, highlight=False)
+        figures = [f"{label} {value} {where}".rstrip() for label, value, where in parts.figures(record.values)]
+        self._line([self._step_text(record), *figures, *self._time(record), *parts.throughput(record.values)])
+
+    def _line(self, texts: list[str]) -> None:
+        self.console.print("  ".join(texts), soft_wrap=True, markup=False, highlight=False)
+
+    def _draw(self, record: Record) -> None:
+        self._shown, self._changed = record, False
+        self._screen.show(self.panel(record))
 
     def panel(self, record: Record) -> RenderableType:
-        """What a terminal shows for the newest record."""
-        figures = Table(box=None, expand=True, padding=(0, 2, 0, 0), header_style="dim", show_edge=False)
-        trends = [*self._trends.values(), "", ""] if self.console.width >= _WIDTH_WITH_TRENDS else [""] * 4
-        row = []
-        for (label, value, where), trend in zip(_figures(record), trends):
-            figures.add_column(label, no_wrap=True, min_width=24 if trend else len(label), ratio=1 if where else None)
-            finite = value.lstrip("-") not in ("nan", "inf")
-            row.append(Text.assemble((value, "bold" if finite else "bold red"), "  ", (f"{trend}", "cyan"), where))
-        figures.add_row(*row)
+        """What a terminal shows for the newest record of training."""
+        lines: list[RenderableType] = [self._progress(record)]
+        rates = parts.throughput(record.values)
+        if rates:
+            starved = record.values.get("data_wait_fraction", 0.0) > _STARVED
+            lines.append(_one_line(Text("  ").join(
+                Text(text, style="yellow" if starved and text.endswith("data") else "dim") for text in rates)))
+        lines += [Text(), self._figures(record)]
+        step, measured = self._validation
+        if measured:
+            texts = [Text.assemble((f"{name} ", "dim"), (value, _style(value))) for name, value in measured]
+            lines += [Text(), _one_line(Text.assemble((f"validation at step {step}    ", "dim"), Text("   ").join(texts)))]
+        opened = list(self._incidents)
+        if opened:
+            lines.append(Text())
+            lines += [_one_line(Text(parts.said(incident), style="bold red")) for incident in opened[:_OPEN_SHOWN]]
+            if len(opened) > _OPEN_SHOWN:
+                lines.append(Text(f"and {len(opened) - _OPEN_SHOWN} more", style="bold red"))
+        return Panel(Group(*lines), box=box.ROUNDED, border_style="red" if opened else "dim", padding=(0, 1),
+                     title=Text(self._name, style="dim") if self._name else None, title_align="left")
+
+    def _progress(self, record: Record) -> Table:
         progress = Table.grid(expand=True, padding=(0, 2, 0, 0))
         progress.add_column(no_wrap=True)
         progress.add_column(ratio=1)
         progress.add_column(no_wrap=True, justify="right", style="dim")
         bar = ProgressBar(self.total_steps, record.step, complete_style="cyan", finished_style="green") \
             if self.total_steps else Text()
-        progress.add_row(Text(self._step_text(record), style="bold"), bar, "  ".join(self._pace()))
-        return Panel(Group(progress, Text(), figures), box=box.ROUNDED, border_style="dim", padding=(0, 1))
+        progress.add_row(Text(self._step_text(record), style="bold"), bar, "  ".join(self._time(record)))
+        return progress
+
+    def _figures(self, record: Record) -> Table:
+        figures = Table(box=None, expand=True, padding=(0, 2, 0, 0), header_style="dim", show_edge=False)
+        wide = self.console.width >= _WIDTH_WITH_TRENDS
+        ascii_only = self.console.options.ascii_only
+        trends = [trend.text(ascii_only=ascii_only) if wide else "" for trend in self._trends.values()]
+        row, room = [], self.console.width - 6  # within the panel's sides and the table's
+        for (label, value, where), trend in zip(parts.figures(record.values), [*trends, "", ""]):
+            width = 24 if trend else max(len(label), len(value))
+            text = Text.assemble((f"{value:<6}" if trend else value, _style(value)))  # so that a trend stays where it is
+            text.append(f"  {trend}" if trend else "", "cyan")
+            if where:
+                text.append("  " + _tail(where, max(room - len(value) - 2, 12)))
+            figures.add_column(label, no_wrap=True, min_width=width, ratio=1 if where else None)
+            row.append(text)
+            room -= width + 2
+        figures.add_row(*row)
+        return figures
 
     def _step_text(self, record: Record) -> str:
         total = f"/{self.total_steps}" if self.total_steps else ""
         return f"step {record.step:>{max(len(total) - 1, 0)}}{total}"
 
-    def _pace(self) -> list[str]:
-        """Seconds a step and time left, from the records at hand; the first step, which compiles, lies before them."""
-        first, last = self._recent[0], self._recent[-1]
-        if last.step <= first.step:
+    def _time(self, record: Record) -> list[str]:
+        """Seconds a step and time left."""
+        seconds = self._pace.seconds()
+        if seconds is None:
             return []
-        seconds = (last.time - first.time) / (last.step - first.step)
-        pace = f"{seconds:.2f} s/step" if seconds >= 0.1 else f"{seconds * 1000:.1f} ms/step"
-        if not self.total_steps or last.step > self.total_steps:
-            return [pace]
-        return [pace, f"{_clock(seconds * (self.total_steps - last.step))} left"]
+        if not self.total_steps or record.step > self.total_steps:
+            return [parts.duration(seconds)]
+        return [parts.duration(seconds), f"{parts.clock(seconds * (self.total_steps - record.step))} left"]
 
 
-class _Trend:
-    """The course of one number in a few characters: over the whole run, or the last records of one without end."""
-
-    def __init__(self, total_steps: int | None, width: int = 16):
-        self._total, self._width = total_steps, width
-        self._columns: deque[tuple[int, float, int]] = deque(maxlen=width)  # place, mean, number of values
-
-    def add(self, step: int, value: float) -> None:
-        if not math.isfinite(value):
-            return
-        place = (step - 1) * self._width // self._total if self._total else step
-        count = 0
-        mean = 0.0
-        if self._columns and self._columns[-1][0] == place:
-            _, mean, count = self._columns.pop()
-        self._columns.append((place, mean + (value - mean) / (count + 1), count + 1))
-
-    def __str__(self) -> str:
-        means = [mean for _, mean, _ in self._columns]
-        low, high = min(means, default=0.0), max(means, default=0.0)
-        scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
-        return "".join(_BARS[round((mean - low) * scale)] for mean in means)
+def _due(passed: float, wait: float) -> bool:
+    return not 0 <= passed < wait  # below 0: the clock was set back, or steps are counted anew
 
 
-def _figures(record: Record) -> list[tuple[str, str, str]]:
-    """Label, text and place of the numbers that are shown."""
-    values = record.values
-    rate = next((value for name, value in values.items() if name.partition("/")[0] == "learning_rate"), None)
-    blocks = {name[len(RMS):]: value for name, value in values.items() if name.startswith(RMS)}
-    block = max(blocks, key=lambda name: (not math.isfinite(blocks[name]), blocks[name]), default="")
-    return [("loss", _number(values.get("loss"), ".4f"), ""),
-            ("gradient norm", _number(values.get("grad/norm"), "#.4g"), ""),
-            ("learning rate", _number(rate, ".2e"), ""),
-            ("largest rms", _number(blocks.get(block), "#.4g"), block)]
+def _style(value: str) -> str:
+    return "bold red" if value.lstrip("-") in ("nan", "inf") else "bold"
 
 
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
+def _one_line(text: Text) -> Text:
+    text.no_wrap, text.overflow = True, "ellipsis"
+    return text
 
 
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
+def _tail(name: str, room: int) -> str:
+    """The end of a long name, which is what tells layers apart."""
+    return name if len(name) <= room else "…" + name[1 - room:]
