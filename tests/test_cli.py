@@ -31,7 +31,7 @@ def test_the_demo_trains_and_leaves_a_run(tmp_path):
     names = [metric["name"] for metric in orjson.loads((tmp_path / "run" / "config.json").read_bytes())["schema"]]
     assert set(names) - {"step"} <= set(records[0])
     assert len(list((tmp_path / "run").glob("events.out.tfevents.*"))) == 1
-    for text in ("step 12/12", "largest rms", "tensorboard --logdir .", "head -n 1 run/metrics-*.jsonl",
+    for text in ("step 12/12", "largest rms", "tensorboard --logdir .", "instrument serve .", "instrument tail run",
                  f"Loss {losses[0]:.2f} at step 1, {losses[-1]:.2f} at step 12."):
         assert text in result.stdout
 
@@ -53,7 +53,7 @@ def test_without_mindspore_the_install_line_is_told(monkeypatch, capsys, tmp_pat
 
 
 def test_an_existing_run_is_refused_before_anything_is_loaded(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(cli, "_quickstart", lambda: pytest.fail("loaded"))
+    monkeypatch.setattr(cli, "quickstart", lambda: pytest.fail("loaded"))
     (tmp_path / "metrics-00000.jsonl").write_text("")
     assert cli.main(["demo", "--run-dir", str(tmp_path)]) == 1
     assert "already holds a run" in capsys.readouterr().err
@@ -71,3 +71,9 @@ def test_no_command_is_an_error_that_names_the_commands(capsys):
     with pytest.raises(SystemExit) as end:
         cli.main([])
     assert end.value.code == 2 and "demo" in capsys.readouterr().err
+
+
+def test_the_folder_for_mindformers_is_printed_alone():
+    code = "import sys; from instrument import cli\ncli.main(sys.argv[1:])\nassert 'mindspore' not in sys.modules"
+    folder = Path(run("mindformers", code=code).stdout.strip())
+    assert (folder / "instrument_mf.py").is_file()

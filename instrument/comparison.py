@@ -1,0 +1,176 @@
+"""`Comparison`: two or more runs side by side: what they reached, how fast, where they part, and which alarms they had.
+
+Owns which numbers say how a run went. Does not import MindSpore.
+"""
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from instrument.reading import RunData, Series
+from instrument.record import VALIDATION
+
+# Smaller is better of these and of what has them as its first part.
+_LOSSES = ("loss", "perplexity")
+_THROUGHPUT = (("tokens_per_second", "tokens/s"), ("samples_per_second", "samples/s"), ("step_time", "s/step"))
+# From here on two losses are apart, and not only rounded otherwise.
+_APART = 0.01
+
+
+class Row(NamedTuple):
+    """One line of the table.
+
+    Attributes:
+        name: What it is.
+        cells: One text a run; empty where the run has no such number.
+    """
+
+    name: str
+    cells: tuple[str, ...]
+
+
+class Comparison:
+    """What of the runs is to be compared.
+
+    Args:
+        runs: Two or more, as `instrument.read` gives them. The first is what the others are held against.
+
+    Attributes:
+        names: What tells the runs apart: the end of their paths.
+        rows: The table.
+
+    Raises:
+        ValueError: There are fewer than two runs.
+    """
+
+    def __init__(self, runs: Sequence[RunData]):
+        if len(runs) < 2:
+            raise ValueError(f"a comparison needs two runs or more, but there are {len(runs)}.")
+        self.runs = list(runs)
+        self.names = _short_names([str(run.path) for run in runs])
+        self.rows = [*self._course(), *self._reached(), *self._pace(), *self._divergence(), *self._alarms(), *self._settings()]
+
+    def _course(self) -> list[Row]:
+        steps = [max((int(run[name].step[-1]) for name in run if len(run[name].step)), default=0) for run in self.runs]
+        spans = [run.times.value for run in self.runs]
+        # Unless the clock was set back.
+        seconds = [_clock(span[-1] - span[0]) if len(span) > 1 and span[-1] >= span[0] else "" for span in spans]
+        return [Row("last step", tuple(map(str, steps))), Row("time", tuple(seconds))]
+
+    def _reached(self) -> list[Row]:
+        rows = []
+        known = dict.fromkeys(name for run in self.runs for name in run if name == "loss" or name.startswith(VALIDATION))
+        for name in [*known, "grad/norm"]:
+            finals = [_last(run.get(name)) for run in self.runs]
+            if not any(finals):
+                continue
+            rows.append(Row(f"{name}, last", tuple(finals)))
+            if name != "grad/norm":
+                rows.append(Row(f"{name}, lowest", tuple(_extreme(run.get(name), np.nanargmin) for run in self.runs)))
+            if name.startswith(VALIDATION) and name[len(VALIDATION):].partition("/")[0] not in _LOSSES:
+                rows.append(Row(f"{name}, highest", tuple(_extreme(run.get(name), np.nanargmax) for run in self.runs)))
+        return rows
+
+    def _pace(self) -> list[Row]:
+        rows = []
+        for name, unit in _THROUGHPUT:
+            medians = [_median(run.get(name)) for run in self.runs]
+            if any(medians):
+                rows.append(Row(f"{unit}, median", tuple(medians)))
+        return rows
+
+    def _divergence(self) -> list[Row]:
+        """Where the loss of a run leaves that of the first one."""
+        first = self.runs[0].get("loss")
+        differs, apart = ["(the others against this one)"], [""]
+        for run in self.runs[1:]:
+            found = divergence(first, run.get("loss"))
+            differs.append("no steps in common" if found is None else _step(found[0], "nowhere"))
+            apart.append("" if found is None else _step(found[1], "nowhere"))
+        return [Row("loss differs from", tuple(differs)), Row(f"by {_APART:.0%} from", tuple(apart))] if first else []
+
+    def _alarms(self) -> list[Row]:
+        cells = []
+        for run in self.runs:
+            begun = [alarm for alarm in run.alarms if alarm.get("state") == "begin"]
+            kinds = dict.fromkeys(alarm["alarm"] for alarm in begun)
+            parts = []
+            for kind in kinds:
+                of_kind = [alarm.get("first_step", alarm["step"]) for alarm in begun if alarm["alarm"] == kind]
+                parts.append(f"{kind} {len(of_kind)}×, first at step {min(of_kind)}" if len(of_kind) > 1
+                             else f"{kind} at step {of_kind[0]}")
+            cells.append("; ".join(parts) or "none")
+        return [Row("alarms", tuple(cells))]
+
+    def _settings(self) -> list[Row]:
+        """The hyper-parameters that are not the same in all runs."""
+        given: list[Mapping[str, Any]] = [run.config.get("hyper_parameters") or {} for run in self.runs]
+        names = dict.fromkeys(name for each in given for name in each)
+        missing = object()
+        return [Row(f"{name} =", tuple("" if name not in each else str(each[name]) for each in given)) for name in names
+                if any(each.get(name, missing) != given[0].get(name, missing) for each in given[1:])]
+
+
+def divergence(first: Series | None, other: Series | None) -> tuple[int | None, int | None] | None:
+    """Where two series part.
+
+    Returns:
+        The first step that both have and at which they differ at all, and at which they differ by more than 1 % of the
+        first, each None where there is no such step. A value that is not finite differs from any other. None where the
+        series have no step in common.
+    """
+    if first is None or other is None:
+        return None
+    steps, at, there = np.intersect1d(first.step, other.step, return_indices=True)
+    if not len(steps):
+        return None
+    one, two = first.value[at], other.value[there]
+    same = (one == two) | (np.isnan(one) & np.isnan(two))
+    with np.errstate(invalid="ignore"):
+        apart = ~same & ~(np.abs(two - one) <= _APART * np.abs(one))
+    return _first_step(steps, ~same), _first_step(steps, apart)
+
+
+def _first_step(steps: np.ndarray, which: np.ndarray) -> int | None:
+    return int(steps[np.argmax(which)]) if which.any() else None
+
+
+def _step(step: int | None, otherwise: str) -> str:
+    return otherwise if step is None else f"step {step}"
+
+
+def _last(series: Series | None) -> str:
+    return "" if series is None or not len(series.value) else _number(series.value[-1])
+
+
+def _extreme(series: Series | None, where: Any) -> str:
+    if series is None or np.isnan(series.value).all():
+        return ""
+    at = where(series.value)
+    return f"{_number(series.value[at])} at step {series.step[at]}"
+
+
+def _median(series: Series | None) -> str:
+    return "" if series is None or not len(series.value) else _number(np.median(series.value))
+
+
+def _number(value: float) -> str:
+    return f"{value:.5g}"
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+
+
+def _short_names(paths: Sequence[str]) -> list[str]:
+    """The shortest ends of the paths that are different."""
+    parts = [path.split(os.sep) for path in paths]
+    for length in range(1, max(map(len, parts)) + 1):
+        ends = [os.sep.join(each[-length:]) for each in parts]
+        if len(set(ends)) == len(ends):
+            return ends
+    return [f"{path} ({i})" for i, path in enumerate(paths, 1)]

@@ -1,0 +1,86 @@
+"""`instrument compare`: what two runs reached, and where they part."""
+import math
+
+import numpy as np
+import pytest
+
+import instrument
+from instrument import runs
+from instrument.cli import main
+from instrument.comparison import Comparison, divergence
+from instrument.reading import Series
+from instrument.record import Incident, Record
+from instrument.writers import JsonlWriter
+
+
+def made(path, losses, *, first=1, accuracy=(), alarms=(), **settings):
+    with runs.create(path, config={"hyper_parameters": settings}) as run:
+        writer = JsonlWriter(run)
+        writer.start(run.info())
+        for step, loss in enumerate(losses, first):
+            seen = tuple(each for each in alarms if each.first_step == step)
+            writer.write(Record(step, 1.7e9 + 2.0 * step, {"loss": loss, "tokens_per_second": 100.0 * step}, alarms=seen))
+        for step, value in accuracy:
+            writer.write(Record(step, 1.7e9 + 2.0 * step, {"val/accuracy": value, "val/loss": 1.0 - value}))
+        writer.close()
+    return path
+
+
+def rows(*paths):
+    return {row.name: row.cells for row in Comparison([instrument.read(path) for path in paths]).rows}
+
+
+def test_the_table_says_what_each_run_reached(tmp_path):
+    nan = Incident("NonFinite", "begin", 2, 2, 1, "the loss is NaN", "loss", math.nan, "blocks.2")
+    spikes = [Incident("LossSpike", "begin", step, step, 1, "far above", "loss", 9.0, "") for step in (1, 3)]
+    one = made(tmp_path / "one", [4.0, 2.0, 3.0], accuracy=[(1, 0.25), (2, 0.75), (3, 0.5)], rate=0.1, layers=4)
+    two = made(tmp_path / "two", [4.0, math.nan, 1.0, 0.5], alarms=[nan, *spikes], rate=0.2, layers=4)
+    table = rows(one, two)
+    assert table["last step"] == ("3", "4") and table["time"] == ("0:00:04", "0:00:06")
+    assert table["loss, last"] == ("3", "0.5")
+    assert table["loss, lowest"] == ("2 at step 2", "0.5 at step 4")
+    assert table["val/accuracy, last"] == ("0.5", "") and table["val/accuracy, highest"] == ("0.75 at step 2", "")
+    assert table["val/loss, lowest"] == ("0.25 at step 2", "") and "val/loss, highest" not in table
+    assert table["tokens/s, median"] == ("200", "250")
+    assert table["loss differs from"][1] == "step 2"
+    assert table["alarms"] == ("none", "LossSpike 2×, first at step 1; NonFinite at step 2")
+    assert table["rate ="] == ("0.1", "0.2") and "layers =" not in table
+
+
+@pytest.mark.parametrize("first, other, expected", [
+    ([1.0, 2.0, 3.0], [1.0, 2.0, 3.0], (None, None)),
+    ([1.0, 2.0, 3.0], [1.0, 2.001, 4.0], (2, 3)),
+    ([math.nan, 2.0], [math.nan, math.inf], (2, 2)),
+    ([1.0, math.nan], [1.0, 2.0], (2, 2)),
+    ([0.0, -1.0], [0.0, -1.02], (2, 2)),
+    ([math.inf, 1.0], [math.inf, 1.0], (None, None)),
+])
+def test_where_two_series_part(first, other, expected):
+    steps = np.arange(1, len(first) + 1)
+    assert divergence(Series(steps, np.array(first)), Series(steps, np.array(other))) == expected
+
+
+def test_only_steps_that_both_have_are_compared():
+    one = Series(np.array([1, 2, 3]), np.array([1.0, 2.0, 3.0]))
+    assert divergence(one, Series(np.array([3, 5]), np.array([4.0, 0.0]))) == (3, 3)
+    assert divergence(one, Series(np.array([4, 5]), np.array([4.0, 0.0]))) is None
+    assert divergence(one, None) is None
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path):
+    paths = [made(tmp_path / parent / "run", [1.0]) for parent in "ab"]
+    read = [instrument.read(path) for path in paths]
+    assert Comparison(read).names == ["a/run", "b/run"]
+    assert len(set(Comparison([read[0], read[0]]).names)) == 2
+
+
+def test_the_command_prints_the_table(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    one, two = made(tmp_path / "one", [4.0, 2.0]), made(tmp_path / "[red]", [4.0, 1.0])
+    assert main(["compare", str(one), str(two)]) == 0
+    out = capsys.readouterr().out
+    assert "[red]" in out and "step 2" in out and "1 at step 2" in out
+    assert main(["compare", str(one)]) == 1
+    assert "needs two runs or more, but there are 1" in capsys.readouterr().err
+    assert main(["compare", str(one), str(tmp_path / "tow")]) == 1
+    assert "no run in" in capsys.readouterr().err
