@@ -21,9 +21,9 @@ import mindspore as ms
 import numpy as np
 
 from benchmarks.networks import GPT, gpt_batch
-from benchmarks.step_overhead import run
 from benchmarks.timing import machine
 from instrument import InstrumentedStep
+from instrument.bench import seconds_of
 
 NEVER = 10 ** 6
 ALL = {"updates": True, "moments": True, "window": 16, "spike_window": 100, "activation_gradients": True}
@@ -60,7 +60,7 @@ def main() -> None:
     batch = gpt_batch()
     plain = make(None, False)
     started = time.process_time()
-    run(plain, batch)
+    seconds_of(plain, batch)
     plain_first = time.process_time() - started
     result = {"mindspore": ms.__version__, "pairs": pairs, "plain_first_call_cpu_s": plain_first, "variants": {}}
     print(f"{'':40}{'measured':>10}{'off':>10}{'every=10':>10}{'compile':>10}   (wall; compile: CPU time of both graphs)")
@@ -68,7 +68,7 @@ def main() -> None:
         step = make(*VARIANTS[name])
         started = time.process_time()
         for _ in range(2):
-            run(step, batch)  # the first is measured, the second is not
+            seconds_of(step, batch)  # the first is measured, the second is not
         compiled = time.process_time() - started
         ratios = {"on": [], "off": []}
         for i in range(pairs):
@@ -77,7 +77,7 @@ def main() -> None:
                     step.measure_next()
                 # both orders, so that whatever drifts is on either side as often
                 first, second = (plain, step) if i % 2 else (step, plain)
-                a, b = run(first, batch)[0], run(second, batch)[0]
+                a, b = seconds_of(first, batch), seconds_of(second, batch)
                 ratios[kind].append(b / a if i % 2 else a / b)
         on, off = (statistics.median(ratios[kind]) for kind in ("on", "off"))
         row = {"on": on, "off": off, "every_10": (on + 9 * off) / 10, "compile": compiled / plain_first,

@@ -1,66 +1,77 @@
-"""Networks that the benchmarks measure."""
+"""Networks that the benchmarks measure, by name: `NETWORKS[name]()` returns a function that makes one, and its batch."""
 from __future__ import annotations
 
-import math
+import functools
+from collections.abc import Callable
 
-import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
+from instrument.gpt import GPT, SIZES, gpt_batch
 
-class Block(nn.Cell):
-    """Pre-norm transformer block with causal attention."""
+__all__ = ["GPT", "NETWORKS", "gpt_batch"]
 
-    def __init__(self, width: int, heads: int, length: int):
+
+class MLP(nn.Cell):
+    """Four layers of 512: 1 M parameters."""
+
+    def __init__(self, width: int = 512, depth: int = 4):
         super().__init__()
-        self.heads, self.length, self.width = heads, length, width
-        self.norm1 = nn.LayerNorm((width,))
-        self.qkv = nn.Dense(width, 3 * width)
-        self.out = nn.Dense(width, width)
-        self.norm2 = nn.LayerNorm((width,))
-        self.up = nn.Dense(width, 4 * width)
-        self.act = nn.ReLU()
-        self.down = nn.Dense(4 * width, width)
-        self.scores = ops.BatchMatMul(transpose_b=True)
-        self.mix = ops.BatchMatMul()
-        self.softmax = ops.Softmax(-1)
-        self.mask = Tensor(np.triu(np.full((length, length), -1e9), 1), ms.float32)
-        self.split = ops.Split(axis=0, output_num=3)
-
-    def construct(self, x):
-        y = ops.reshape(self.qkv(self.norm1(x)), (-1, self.length, 3, self.heads, self.width // self.heads))
-        q, k, v = self.split(ops.transpose(y, (2, 0, 3, 1, 4)))
-        shape = (-1, self.length, self.width // self.heads)
-        scores = self.scores(ops.reshape(q, shape), ops.reshape(k, shape)) / math.sqrt(self.width // self.heads) + self.mask
-        y = self.mix(self.softmax(scores), ops.reshape(v, shape))
-        y = ops.transpose(ops.reshape(y, (-1, self.heads, self.length, self.width // self.heads)), (0, 2, 1, 3))
-        x = x + self.out(ops.reshape(y, (-1, self.width)))
-        return x + self.down(self.act(self.up(self.norm2(x))))
-
-
-class GPT(nn.Cell):
-    """Returns the mean cross entropy of the next token; about 12 width² depth parameters."""
-
-    def __init__(self, vocabulary: int = 512, width: int = 256, depth: int = 6, heads: int = 8, length: int = 128):
-        super().__init__()
-        self.embedding = nn.Embedding(vocabulary, width)
-        self.position = nn.Embedding(length, width)
-        self.blocks = nn.CellList([Block(width, heads, length) for _ in range(depth)])
-        self.norm = nn.LayerNorm((width,))
-        self.head = nn.Dense(width, vocabulary, has_bias=False)
-        self.positions = Tensor(np.arange(length), ms.int32)
-        self.width = width
+        self.layers = nn.SequentialCell([nn.SequentialCell(nn.Dense(width, width), nn.ReLU()) for _ in range(depth)])
+        self.head = nn.Dense(width, 10)
         self.loss = nn.CrossEntropyLoss()
 
-    def construct(self, tokens, targets):
-        x = ops.reshape(self.embedding(tokens) + self.position(self.positions), (-1, self.width))
-        for block in self.blocks:
-            x = block(x)
-        return self.loss(self.head(self.norm(x)), ops.reshape(targets, (-1,)))
+    def construct(self, x, y):
+        return self.loss(self.head(self.layers(x)), y)
 
 
-def gpt_batch(vocabulary: int = 512, length: int = 128, batch: int = 8) -> tuple[Tensor, Tensor]:
-    """Random tokens and targets."""
+class Residual(nn.Cell):
+    """Two convolutions, and what came in added."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int):
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(inputs, outputs, 3, stride), nn.BatchNorm2d(outputs)
+        self.conv2, self.norm2 = nn.Conv2d(outputs, outputs, 3), nn.BatchNorm2d(outputs)
+        self.act1, self.act2 = nn.ReLU(), nn.ReLU()
+        self.skip: nn.Cell = nn.Identity()
+        if stride > 1 or inputs != outputs:
+            self.skip = nn.SequentialCell(nn.Conv2d(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
+
+    def construct(self, x):
+        y = self.norm2(self.conv2(self.act1(self.norm1(self.conv1(x)))))
+        return self.act2(y + self.skip(x))
+
+
+class ResNet18(nn.Cell):
+    """As for CIFAR: 11 M parameters, pictures of 32 x 32."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.SequentialCell(nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64), nn.ReLU())
+        widths = [64, 64, 64, 128, 128, 256, 256, 512, 512]
+        self.blocks = nn.SequentialCell([Residual(before, after, 1 if before == after else 2)
+                                         for before, after in zip(widths, widths[1:])])
+        self.head = nn.Dense(512, 10)
+        self.loss = nn.CrossEntropyLoss()
+        self.mean = ops.ReduceMean()
+
+    def construct(self, x, y):
+        return self.loss(self.head(self.mean(self.blocks(self.stem(x)), (2, 3))), y)
+
+
+def _classified(*shape: int) -> tuple[Tensor, Tensor]:
     random = np.random.default_rng(0)
-    tokens = random.integers(0, vocabulary, (2, batch, length)).astype(np.int32)
-    return Tensor(tokens[0]), Tensor(tokens[1])
+    return Tensor(random.normal(size=shape).astype(np.float32)), Tensor(random.integers(10, size=shape[0]).astype(np.int32))
+
+
+def _gpt(size: str) -> tuple[Callable[[], nn.Cell], tuple]:
+    network, batch = SIZES[size]
+    return functools.partial(GPT, **network), gpt_batch(network["vocabulary"], network["length"], batch)
+
+
+NETWORKS: dict[str, Callable[[], tuple[Callable[[], nn.Cell], tuple]]] = {
+    "MLP 1M": lambda: (MLP, _classified(64, 512)),
+    "GPT 5M": lambda: _gpt("5M"),
+    "GPT 25M": lambda: _gpt("25M"),
+    "ResNet-18": lambda: (ResNet18, _classified(8, 3, 32, 32)),
+}

@@ -1,19 +1,13 @@
 """What all benchmarks say of the machine, and how they take the time."""
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Callable
 from typing import Any
 
-import mindspore as ms
-import psutil
+from instrument.bench import machine
 
-
-def machine() -> str:
-    """Processor, cores, memory and release: the first line of each benchmark's output."""
-    return (f"{platform.processor() or platform.machine()}, {psutil.cpu_count()} cores, "
-            f"{psutil.virtual_memory().total / 2**30:.0f} GiB; MindSpore {ms.__version__}, CPU, graph mode")
+__all__ = ["machine", "seconds"]
 
 
 def seconds(run: Callable[[], Any]) -> float:

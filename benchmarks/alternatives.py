@@ -1,0 +1,282 @@
+"""The ways in which people look at gradients today, beside ours, on one network: time, bytes copied, and what they say.
+
+    python benchmarks/alternatives.py [pairs]
+
+GPT of 5 M parameters, 1,024 tokens a step, Adam; each way trains a network of its own from the same weights on the same batch,
+so that all of them make the same steps and the true numbers are known: the gradient norm in float64, of gradients that a step
+returned. Ratios are of a step of the way, with all that it does afterwards, to a step of `nn.TrainOneStepCell` right before or
+after it. "copied" is what goes from the device to the host at each step; on a CPU a copy may cost nothing, over a bus it does.
+The ways that need PyNative mode come last, against a plain step in that mode.
+"""
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+import mindspore as ms
+import numpy as np
+from mindspore import nn
+from mindspore.dataset import NumpySlicesDataset
+from mindspore.train import Callback, Model, SummaryCollector
+
+from benchmarks.networks import GPT, gpt_batch
+from benchmarks.timing import machine, seconds
+from instrument import InstrumentedStep
+from instrument.environment import versions
+
+
+@dataclass
+class Way:
+    """One way to look: `step()` trains and looks; it returns the gradient norm that it saw, if it did."""
+
+    name: str
+    step: Callable[[], float | None]
+    copied: int
+    sees: str
+    is_uneven: bool = False  # some steps cost more than others, so that the mean says what a run pays
+    first: int = 2  # number of the first step that is timed; before it, what is compiled
+    seen: list[float | None] = field(default_factory=list)
+    ratios: list[float] = field(default_factory=list)
+
+    def look(self) -> None:
+        self.seen.append(self.step())
+
+
+def fresh(**arguments: Any) -> tuple[nn.Cell, nn.Cell]:
+    """A network and a step of it, plain unless told otherwise."""
+    ms.set_seed(1)
+    network = GPT(**arguments)
+    return network, nn.Adam(network.trainable_params(), 1e-4)
+
+
+def norm(arrays: Any) -> float:
+    """In float32, as people write it."""
+    return float(np.sqrt(sum(np.sum(np.square(array)) for array in arrays)))
+
+
+def plain(batch: tuple) -> Callable[[], None]:
+    """A step of `nn.TrainOneStepCell`, with nothing looked at but the loss."""
+    step = nn.TrainOneStepCell(*fresh()).set_train()
+    return lambda: step(*batch).asnumpy() and None
+
+
+def ours(batch: tuple, name: str, every: int = 1, **options: Any) -> Way:
+    step = InstrumentedStep(*fresh(), every=every, **options).set_train()
+    last = [0.0]
+
+    def run() -> float | None:
+        loss, stats = step(*batch)
+        loss.asnumpy()
+        values = step.schema.unpack(stats)
+        is_new, last[0] = values["step"] != last[0], values["step"]
+        return values["grad/norm"] if is_new else None
+
+    sees = "norms of gradients and weights" + ("" if options.get("activations", "") is None else ", activations")
+    run()
+    if every > 1:
+        run()  # two graphs
+    return Way(name, run, 4 * len(step.schema), sees, is_uneven=every > 1, first=3 if every > 1 else 2)
+
+
+def returned_gradients(batch: tuple) -> Way:
+    """`return_grad=True`, and NumPy."""
+    network, optimizer = fresh()
+    step = nn.TrainOneStepCell(network, optimizer, return_grad=True).set_train()
+
+    def run() -> float:
+        _, gradients = step(*batch)
+        return norm(gradient.asnumpy() for gradient in gradients.values())
+
+    run()
+    return Way("return_grad=True, norms in NumPy", run, bytes_of(network.trainable_params()), "norms of gradients")
+
+
+def second_backward(batch: tuple) -> Way:
+    """A backward pass of its own, after the step, as a callback would."""
+    network, optimizer = fresh()
+    step = nn.TrainOneStepCell(network, optimizer).set_train()
+    gradients_of = ms.value_and_grad(network, None, optimizer.parameters)
+
+    @ms.jit
+    def again(*inputs):
+        return gradients_of(*inputs)[1]
+
+    def run() -> float:
+        step(*batch).asnumpy()
+        return norm(gradient.asnumpy() for gradient in again(*batch))
+
+    run()
+    return Way("second backward in a callback", run, bytes_of(network.trainable_params()),
+               "norms of gradients, of the weights after the update")
+
+
+def parameter_grad(batch: tuple) -> Way:
+    """The callback that is copied most: a sum over `param.grad`."""
+    network, optimizer = fresh()
+    step = nn.TrainOneStepCell(network, optimizer).set_train()
+
+    def run() -> float:
+        step(*batch).asnumpy()
+        return float(np.sqrt(sum(np.sum(np.square(parameter.grad.asnumpy())) for parameter in network.trainable_params()
+                                 if getattr(parameter, "grad", None) is not None)))
+
+    run()
+    return Way("param.grad in a callback", run, 0, "nothing: param.grad is None in graph mode and in PyNative mode")
+
+
+def host_weights(batch: tuple) -> Way:
+    """Norms of the weights on the host, as a state monitor in a callback computes them."""
+    network, optimizer = fresh()
+    step = nn.TrainOneStepCell(network, optimizer).set_train()
+
+    def run() -> None:
+        step(*batch).asnumpy()
+        for parameter in network.trainable_params():
+            np.linalg.norm(parameter.asnumpy())
+
+    run()
+    return Way("weight norms in NumPy", run, bytes_of(network.trainable_params()), "norms of weights")
+
+
+def bytes_of(parameters: Any) -> int:
+    return sum(parameter.size * parameter.itemsize for parameter in parameters)
+
+
+def compare(base: Callable[[], Any], ways: list[Way], pairs: int) -> float:
+    """Fill in the ratios; returns the median seconds of a plain step."""
+    times = []
+    for i in range(pairs):
+        for way in ways:
+            first, second = (seconds(each) for each in ((way.look, base) if i % 2 else (base, way.look)))
+            looking, plain_one = (first, second) if i % 2 else (second, first)
+            times.append(plain_one)
+            way.ratios.append(looking / plain_one)
+    return float(np.median(times))
+
+
+class Clock(Callback):
+    """When each step of `Model.train` began."""
+
+    def __init__(self):
+        super().__init__()
+        self.begun = []
+
+    def on_train_step_begin(self, run_context):
+        self.begun.append(time.perf_counter())
+
+    def on_train_end(self, run_context):
+        self.begun.append(time.perf_counter())
+
+
+def summary_collector(batch: tuple, base: Callable[[], Any], pairs: int) -> Way:
+    """MindSpore's own collector, each step, with histograms of all weights.
+
+    It has a process of its own, which works while the next step is made; so these steps are not paired, but stand between two
+    rows of plain ones, and are timed from one beginning to the next.
+    """
+    def plain_seconds() -> list[float]:
+        return [seconds(base) for _ in range(max(pairs // 2, 1))]
+
+    network, optimizer = fresh()
+    dataset = NumpySlicesDataset(tuple(np.concatenate([tensor.asnumpy()] * (pairs + 2)) for tensor in batch), shuffle=False)
+    clock, times = Clock(), plain_seconds()
+    with tempfile.TemporaryDirectory() as directory:
+        collector = SummaryCollector(directory, collect_freq=1, keep_default_action=False, collect_tensor_freq=1,
+                                     collect_specified_data={"collect_metric": True, "histogram_regular": ".*"})
+        Model(nn.TrainOneStepCell(network, optimizer)).train(1, dataset.batch(batch[0].shape[0]),
+                                                             callbacks=[collector, clock], dataset_sink_mode=False)
+    times += plain_seconds()
+    return Way("SummaryCollector, histograms, freq 1", lambda: None, bytes_of(network.trainable_params()),
+               "loss, histograms of weights", ratios=list(np.diff(clock.begun)[2:] / np.median(times)))
+
+
+def hooks(batch: tuple) -> Way:
+    """PyNative: a forward hook on each block."""
+    network, optimizer = fresh()
+    step = nn.TrainOneStepCell(network, optimizer).set_train()
+    copied = [0]
+
+    def hook(cell, inputs, output):
+        array = output.asnumpy()
+        copied[0] += array.nbytes
+        np.sqrt(np.mean(np.square(array))), np.abs(array).max()
+
+    for block in network.blocks:
+        block.register_forward_hook(hook)
+
+    def run() -> None:
+        copied[0] = 0
+        step(*batch).asnumpy()
+
+    run()
+    return Way("forward hooks on blocks, NumPy", run, copied[0], "activations of blocks; the same in graph mode runs no hook")
+
+
+def show(ways: list[Way], true: list[float]) -> Iterator[dict[str, Any]]:
+    """Print a table, with the last gradient norm that each saw against the true one of that step."""
+    print(f"{'way':38}{'ratio':>8}{'least':>8}{'copied, bytes':>15}  {'gradient norm, error':>22}  sees")
+    for way in ways:
+        numbered = [(number, value) for number, value in enumerate(way.seen, way.first) if value is not None]
+        error = None
+        if numbered and true:
+            number, value = numbered[-1]
+            error = abs(value - true[number - 1]) / true[number - 1]
+        median = float((np.mean if way.is_uneven else np.median)(way.ratios))
+        said = "none" if error is None else f"{error:.1e}"
+        print(f"{way.name:38}{median:8.3f}{min(way.ratios):8.3f}{way.copied:15,}  {said:>22}  {way.sees}", flush=True)
+        yield {"way": way.name, "ratio": median, "minimum": min(way.ratios), "pairs": len(way.ratios), "copied": way.copied,
+               "error": error, "sees": way.sees}
+
+
+def true_norms(batch: tuple, steps: int) -> list[float]:
+    """In float64, of the gradients that each of these steps trained with."""
+    network, optimizer = fresh()
+    step = nn.TrainOneStepCell(network, optimizer, return_grad=True).set_train()
+    norms = []
+    for _ in range(steps):
+        _, gradients = step(*batch)
+        norms.append(float(np.sqrt(sum(np.sum(np.square(gradient.asnumpy().astype(np.float64)))
+                                       for gradient in gradients.values()))))
+    return norms
+
+
+def main() -> None:
+    pairs = int(sys.argv[1]) if len(sys.argv) > 1 else 20
+    warnings.simplefilter("ignore")
+    batch = gpt_batch()
+    ms.set_context(mode=ms.GRAPH_MODE, device_target="CPU")
+    print(machine(), flush=True)
+    true = true_norms(batch, pairs + 2)
+    base = plain(batch)
+    base()
+    ways = [ours(batch, "ours, norms", activations=None), ours(batch, "ours, norms and blocks"),
+            ours(batch, "ours, norms and blocks, every=10", every=10), returned_gradients(batch), second_backward(batch),
+            host_weights(batch), parameter_grad(batch)]
+    second = compare(base, ways, pairs)
+    ways.append(summary_collector(batch, base, pairs))
+    print(f"graph mode, a plain step: {1000 * second:.0f} ms")
+    rows = list(show(ways, true))
+
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+    base = plain(batch)
+    base()
+    ways = [ours(batch, "ours, norms and blocks"), ours(batch, "ours, norms and blocks, every=10", every=10), hooks(batch)]
+    second_pynative = compare(base, ways, pairs)
+    print(f"PyNative mode, a plain step: {1000 * second_pynative:.0f} ms")
+    rows_pynative = list(show(ways, []))
+    ms.set_context(mode=ms.GRAPH_MODE)
+    print(json.dumps({"machine": machine(), "versions": versions(), "seconds": second, "graph": rows,
+                      "seconds_pynative": second_pynative, "pynative": rows_pynative}))
+
+
+if __name__ == "__main__":
+    main()
