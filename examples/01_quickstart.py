@@ -9,8 +9,8 @@ The rest is an ordinary MindSpore program. It runs on a CPU, in about a minute.
 """
 from __future__ import annotations
 
-import json
 import math
+import os
 import string
 import sysconfig
 from datetime import datetime
@@ -23,6 +23,7 @@ from mindspore import dataset as ds
 from mindspore.common.initializer import Normal, initializer
 from mindspore.train import Model
 
+import instrument
 from instrument import InstrumentedStep, TrainingMonitor
 from instrument.writers import ConsoleWriter
 
@@ -123,7 +124,9 @@ def main(steps: int = 200, run_dir: str | None = None) -> None:
     net = GPT()
     optimizer = nn.AdamWeightDecay(net.trainable_params(), learning_rates(steps), weight_decay=0.01)
     step = InstrumentedStep(net, optimizer)
-    monitor = TrainingMonitor(run_dir, writers=[ConsoleWriter(total_steps=steps)])
+    monitor = TrainingMonitor(run_dir, writers=[ConsoleWriter()], batch_size=BATCH, tokens_per_sample=CONTEXT,
+                              hyper_parameters={"width": WIDTH, "blocks": BLOCKS, "peak_rate": PEAK_RATE})
+    run_dir = monitor.run_dir                 # the next free name, if that one was taken
 
     sources = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
     text = "".join(source.read_text("utf-8", errors="replace") for source in sources)
@@ -132,12 +135,13 @@ def main(steps: int = 200, run_dir: str | None = None) -> None:
           f"Python.\nThe step is compiled first, which takes some seconds.", flush=True)
     Model(step).train(1, dataset, callbacks=[monitor], dataset_sink_mode=False)
 
-    with open(f"{run_dir}/metrics-00000.jsonl") as lines:
-        records = [json.loads(line) for line in lines]
-    print(f"\nLoss {records[0]['loss']:.2f} at step {records[0]['step']}, {records[-1]['loss']:.2f} at step "
-          f"{records[-1]['step']}. The records are in {run_dir}. To look at them:\n"
-          f"    tensorboard --logdir {Path(run_dir).parent}        # pip install tensorboard\n"
-          f"    head -n 1 {run_dir}/metrics-*.jsonl")
+    number, loss = instrument.read(run_dir)["loss"]
+    run_dir = os.path.relpath(run_dir)
+    print(f"\nLoss {loss[0]:.2f} at step {number[0]}, {loss[-1]:.2f} at step {number[-1]}. "
+          f"The records are in {run_dir}. To look at them:\n"
+          f"    instrument serve {Path(run_dir).parent}            # pip install \"mindspore-instrument[dashboard]\"\n"
+          f"    instrument tail {run_dir}\n"
+          f"    tensorboard --logdir {Path(run_dir).parent}        # pip install tensorboard")
 
 
 if __name__ == "__main__":

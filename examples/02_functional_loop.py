@@ -63,7 +63,8 @@ def main(steps: int = STEPS, run_dir: str | None = None) -> None:
         optimizer(ops.clip_by_global_norm(gradients, MAX_NORM))
         return loss, stats
 
-    with JsonlWriter(runs.create(run_dir)) as writer:
+    run = runs.create(run_dir)
+    with run, JsonlWriter(run) as writer:
         for step in range(1, steps + 1):
             loss, stats = train_step(*spirals(random))
             if step % 10 and step != 1:
@@ -73,7 +74,7 @@ def main(steps: int = STEPS, run_dir: str | None = None) -> None:
             layer = max((name for name in values if name.startswith("grad/norm/")), key=values.__getitem__)
             print(f"step {step:3}  loss {values['loss']:.4f}  gradient norm {values['grad/norm']:.3f}  "
                   f"weight norm {values['weight/norm']:.2f}  largest gradient {layer[len('grad/norm/'):]}")
-    print(f"\nThe records are in {writer.path}")
+    print(f"\nThe records are in {runs.metrics_file(run)}")
 
 
 if __name__ == "__main__":

@@ -32,7 +32,9 @@ def records(file):
 
 
 def test_every_example_has_a_test():
-    assert {file.stem for file in EXAMPLES.glob("*.py")} == {"01_quickstart", "02_functional_loop", "03_several_losses"}
+    there = {file.stem for file in EXAMPLES.glob("*.py")}
+    assert there == {"01_quickstart", "02_functional_loop", "03_several_losses", "04_resume", "05_mindformers",  # in tests/mf
+                     "06_pynative", "07_six_failures"}
 
 
 def test_quickstart(tmp_path):
@@ -56,8 +58,74 @@ def test_functional_loop(tmp_path):
 
 def test_several_losses(tmp_path):
     output = run(EXAMPLES / "03_several_losses.py", cwd=tmp_path)
-    totals = numbers("total", output)
-    assert totals[-1] < totals[0] / 4  # from 8 to 0.3 on every release
-    parts = zip(*(numbers(name, output) for name in ("objectness", "box", "class")))
-    assert totals == pytest.approx([sum(row) for row in parts], abs=3e-3)  # each is printed with three digits
-    assert len(totals) == len(numbers("gradient norm", output)) == 7
+    totals, parts = numbers("total", output), [numbers(name, output) for name in ("class", "box", "giou")]
+    assert len(totals) == len(numbers("gradient norm", output)) == 11 and totals[-1] < totals[0] / 4  # from 12 to 1
+    assert totals == pytest.approx([sum(row) for row in zip(*parts)], abs=3e-3)  # each is printed with three digits
+    assert all(part[-1] < part[0] / 2 for part in parts)
+    before, after = (float(text) for text in re.findall(r"^mean IoU .* ([0-9.]+)$", output, re.MULTILINE))
+    assert before < 0.2 and after > 0.6  # from 0.04 to 0.7 on every release
+    entropy = numbers("entropy of attention", output)
+    assert entropy[-1] < entropy[0] - 0.1 and entropy[0] <= 1.39  # ln 4: even over the points
+
+
+def test_resume(tmp_path):
+    output = run(EXAMPLES / "04_resume.py", cwd=tmp_path)
+    pre_training = re.search(r"loss ([0-9.]+) at first, ([0-9.]+) in the end", output)
+    assert pre_training and float(pre_training[2]) < float(pre_training[1]) / 4  # from 1 to 0.01
+
+    [directory] = tmp_path.glob("runs/resume-*")
+    made = instrument.read(directory)
+    steps, losses = made["loss"]
+    assert steps.tolist() == list(range(1, 121)) and losses[-1] < losses[0] / 4
+    lines = records(directory / "metrics-00000.jsonl")
+    numbered = [line["step"] for line in lines if "loss" in line]
+    assert numbered == [*range(1, 61), *range(51, 121)]  # 51 to 60 were made twice
+    assert [line["step"] for line in lines if line.get("resumed")] == [50]
+    assert made["learning_rate"].value == pytest.approx([0.03 * (1 - i / 120) for i in range(120)], rel=1e-5)  # float32
+
+    first, again = ({line["step"]: line["loss"] for line in part if "loss" in line} for part in (lines[:60], lines[60:]))
+    assert all(first[step] == pytest.approx(again[step], rel=1e-6) for step in range(51, 61))  # no seam: rounding at most
+    table = [[float(text) for text in row] for row in re.findall(
+        r"^step +(\d+)  loss before the crash ([0-9.]+)  of the whole run ([0-9.]+)", output, re.MULTILINE)]
+    assert [row[0] for row in table] == [1, 20, 40, *range(49, 61)]
+    assert all(before == pytest.approx(first[step], abs=1e-6) and before == pytest.approx(after, abs=2e-6)
+               for step, before, after in table)
+
+    frozen = made["weight/norm/body.0.weight"].value
+    assert (frozen == frozen[0]).all() and "grad/norm/body.0.weight" not in made and "grad/norm/head.weight" in made
+    assert "training goes on with step 51" in output and "grad/norm/body.0.weight is not there" in output
+
+
+def test_pynative(tmp_path):
+    output = run(EXAMPLES / "06_pynative.py", cwd=tmp_path)
+    lines = output.splitlines()
+    losses = numbers("loss", output)
+    assert len(losses) == 5 and losses[-1] < losses[0] / 2  # of the steps before
+    assert lines[-3] == "in Normalise.construct: rows [7] of 32 have the length 0"
+    assert lines[-2].startswith("step 25  loss nan") and lines[-2].endswith("of normalise nan")
+    assert lines[-1] == "first not finite: activation normalise (after activation act, which was finite)"
+
+
+def test_six_failures(tmp_path):
+    output = run(EXAMPLES / "07_six_failures.py", "--run-dir", "failures", cwd=tmp_path)
+    table = output[output.index("run   "):].split("\n\n")[0].splitlines()[1:]
+    rows = {row.split()[0]: row.split()[1:5] for row in table}
+    assert list(rows) == ["healthy", "explosion", "learning-rate", "starving", "overfitting", "nan", "dead"]
+    told = {name: int(row[2]) for name, row in rows.items() if row[2] != "-"}
+    assert rows["explosion"][:3] == ["GradientSpike", "51", "51"] and rows["explosion"][3].endswith(".weight")
+    assert rows["learning-rate"] == ["LearningRate", "51", "51", "-"]
+    assert rows["starving"][:2] == ["DataStarved", "51"] and 51 < told["starving"] <= 71  # the last 20 records
+    assert rows["overfitting"][0] == "Overfitting" and told["overfitting"] >= int(rows["overfitting"][1]) + 30  # three rises
+    assert rows["nan"] == ["NonFinite", "51", "51", "_backbone.log"]
+    assert rows["dead"][0] == "DeadLayer" and rows["dead"][3] in ("_backbone.act1", "_backbone.act2")
+    assert told["dead"] == int(rows["dead"][1]) + 19  # the twentieth record
+
+    # What the table says is what was recorded.
+    runs = {name: instrument.read(tmp_path / "failures" / name) for name in rows}
+    for name, run_data in runs.items():
+        begun = [(each["alarm"], each["first_step"]) for each in run_data.alarms if each["state"] == "begin"]
+        assert (rows[name][0], told.get(name)) in begun or name == "healthy"
+    timed = {"DataStarved", "ThroughputDrop"}  # this machine may be busy
+    assert {each["alarm"] for each in runs["healthy"].alarms} <= timed and runs["healthy"]["loss"].value[-1] < 0.5
+    assert runs["healthy"]["loss"].value[:50].tolist() == runs["explosion"]["loss"].value[:50].tolist()  # until then the same
+    assert "instrument serve failures" in output and "instrument compare failures/healthy failures/explosion" in output
