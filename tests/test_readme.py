@@ -1,4 +1,5 @@
 """What the README says is so: its Python runs, and its table of metrics is the schema's."""
+import fnmatch
 import importlib.util
 import inspect
 import json
@@ -12,6 +13,7 @@ import pytest
 from mindspore import Tensor, nn, ops
 
 from instrument import AttentionProbe, InstrumentedStep, NormStats, TrainingMonitor
+from instrument.joining import Spread, own_norm
 from instrument.learning_rate import learning_rates
 from instrument.taps import ALL_STATS
 
@@ -22,7 +24,7 @@ BLOCKS = {heading: block for heading, text in re.findall(r"^## (.+?)$(.*?)(?=^##
           for block in re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)}
 PROGRAM, NAN, LOOP = "A MindSpore program", "Where did the NaN come from?", "Loops written with `ms.value_and_grad`"
 EVERY, SCALING, LOSSES, CELLS = "Every k-th step", "Loss scaling, clipping, accumulation", "Several losses", "Which cells"
-ATTENTION, HISTOGRAMS = "Attention", "Histograms"
+ATTENTION, HISTOGRAMS, WATCHED = "Attention", "Histograms", "Watching a run"
 MONITOR = "monitor"
 
 
@@ -58,8 +60,10 @@ def test_the_program_trains_and_leaves_a_run(run_block, tmp_path, capsys):
     records = [json.loads(line) for line in (run / "metrics-00000.jsonl").read_text("utf-8").splitlines()]
     assert [record["step"] for record in records] == list(range(2, 26))
     assert records[-1]["loss"] < names["values"]["loss"]
-    for file in re.findall(r"^\| `(\S+)` \|", README[README.index("| file |"):README.index("A line of")], re.MULTILINE):
-        assert list(run.glob(file)), file
+    told = re.findall(r"^\| `(\S+)` \|", README[README.index("| file |"):README.index("A line of")], re.MULTILINE)
+    files = {file.name for file in run.iterdir()}
+    assert {"config.json", "metrics-00000.jsonl", "summary.json", "events.out.tfevents.*"} <= set(told)
+    assert all(any(fnmatch.fnmatch(file, each) for each in told) for file in files), files
     undocumented = [name for name in records[0] if name != "time" and not _rows_of(name)]
     assert not undocumented and {"learning_rate", "step_time"} <= set(records[0])
 
@@ -121,6 +125,19 @@ def test_the_choice_of_cells_runs(run_block):
 
 
 @pytest.mark.compiles
+def test_a_watched_run_is_read_back(run_block, tmp_path):
+    names = run_block(WATCHED)
+    assert names["number"].tolist() == list(range(1, 25)) and names["loss"][-1] < names["loss"][0]
+    assert not names["monitor"].errors and names["run"].config["hyper_parameters"] == {"rate": 1e-3}
+    assert len((tmp_path / "runs" / "watched.csv").read_text("utf-8").splitlines()) == 25
+    # What the monitor adds is in the table.
+    rows = {row for name in names["run"] for row in _rows_of(name)}
+    told = {row for row, (*_, present) in _table().items() if present.startswith(MONITOR)}
+    assert {"learning_rate", "step_time", "data_wait", "epoch", "samples_per_second", "host/memory"} <= rows & told
+    assert all(_rows_of(name) for name in names["run"])
+
+
+@pytest.mark.compiles
 def test_attention_is_measured(run_block):
     values = run_block(ATTENTION)["values"]
     assert 0 < values["attention/entropy/_backbone.0.self_attn"] <= np.log(8)
@@ -129,7 +146,7 @@ def test_attention_is_measured(run_block):
 
 
 def test_every_python_block_is_run():
-    assert set(BLOCKS) == {PROGRAM, NAN, EVERY, LOOP, SCALING, LOSSES, CELLS, ATTENTION, HISTOGRAMS}
+    assert set(BLOCKS) == {PROGRAM, WATCHED, NAN, EVERY, LOOP, SCALING, LOSSES, CELLS, ATTENTION, HISTOGRAMS}
     assert README.count("```python") == len(BLOCKS)
 
 
@@ -168,8 +185,9 @@ def _rows_of(name):
 
 def test_every_metric_is_in_the_table_and_every_row_is_a_metric():
     table, seen = _table(), set()
-    for metric in _metrics(loss_scale=8.0, max_grad_norm=1.0, loss_key="total", activations="leaves", counts=True,
-                           activation_gradients=True, updates=True, moments=True, spike_window=4):
+    metrics = _metrics(loss_scale=8.0, max_grad_norm=1.0, loss_key="total", activations="leaves", counts=True,
+                       activation_gradients=True, updates=True, moments=True, spike_window=4)
+    for metric in [*metrics, own_norm(), *Spread.metrics()]:
         rows = _rows_of(metric.name)
         assert len(rows) == 1, metric.name
         assert table[rows[0]][:2] == (metric.unit, metric.scope), metric.name
@@ -177,7 +195,7 @@ def test_every_metric_is_in_the_table_and_every_row_is_a_metric():
     parameters = list(nn.Dense(2, 2).trainable_params())
     grouped = nn.SGD([{"params": parameters[:1], "lr": 0.1}, {"params": parameters[1:], "lr": 0.2}], 0.1)
     assert all(_rows_of(name) == ["learning_rate/<group>"] for name in learning_rates(grouped))
-    assert set(table) - seen == {row for row, (*_, present) in table.items() if present == MONITOR}
+    assert set(table) - seen == {row for row, (*_, present) in table.items() if present.startswith(MONITOR)}
 
 
 def test_what_is_always_present_is_all_of_the_smallest_vector():
@@ -194,7 +212,7 @@ def test_what_is_present_by_default_is_marked():
 def test_norm_stats_has_the_metrics_that_are_told():
     names = NormStats(nn.Dense(2, 2).trainable_params(), counts=True).schema.names
     assert {_rows_of(name)[0] for name in names} == {row for row in _table() if re.match("(grad|weight)/", row)} \
-        - {"grad/norm_clipped"}
+        - {"grad/norm_clipped", "grad/norm_local"}
 
 
 @pytest.mark.parametrize("owner", [InstrumentedStep, TrainingMonitor])
@@ -204,6 +222,44 @@ def test_every_argument_is_told(owner):
     assert all(f"`{stat}`" in README for stat in ALL_STATS)
 
 
-def test_files_that_are_linked_exist():
-    links = re.findall(r"\]\((?!http)([^)]+)\)", README)
-    assert len(links) >= 3 and all((ROOT / link).exists() for link in links)
+def test_every_writer_and_alarm_is_told():
+    from instrument import alarms, writers
+
+    for name in writers.__all__:
+        assert re.search(rf"`{name}\b", README) or name == "as_writer", name
+    for alarm in [*alarms.default_alarms(), alarms.UpdateRatio()]:
+        assert f"`{alarm.name}`" in README, alarm.name
+
+
+CHINESE = (ROOT / "README.zh-CN.md").read_text("utf-8")
+
+
+def anchors(text):
+    """Those of the headings, as GitHub makes them."""
+    headings = re.findall(r"^##+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("text", [README, CHINESE], ids=["English", "Chinese"])
+def test_what_is_linked_exists(text):
+    links = re.findall(r"\]\((?!http)([^)]+)\)", text)
+    assert len(links) >= 3
+    for file, _, anchor in (link.partition("#") for link in links):
+        assert (ROOT / file).exists(), file
+        if anchor and file.endswith((".md", "")):
+            assert anchor in anchors((ROOT / file).read_text("utf-8") if file else text), anchor
+
+
+def test_code_is_the_same_in_both_languages():
+    blocks = re.findall(r"^```\w+\n.*?^```$", CHINESE, re.DOTALL | re.MULTILINE)
+    assert len(blocks) >= 6 and [block for block in blocks if block not in README] == []
+
+
+def test_both_languages_tell_of_every_alarm_and_command():
+    from instrument import alarms, cli
+
+    for name in [alarm.name for alarm in alarms.default_alarms()]:
+        assert f"`{name}`" in CHINESE, name
+    (commands,) = [action for action in cli._parser()._actions if action.dest == "name"]
+    for command in set(commands.choices) - {"demo"}:
+        assert f"instrument {command}" in CHINESE and f"instrument {command}" in README, command
