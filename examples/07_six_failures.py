@@ -135,10 +135,10 @@ class Laboratory:
         return self.train("learning-rate", rate_at=lambda step: RATE if step < FAILS else 100 * RATE), FAILS
 
     def starving(self):
-        """From one step on, each batch takes 50 ms to load, and the network is quicker than that."""
+        """From one step on, each batch takes 100 ms to load, and the network is quicker than that."""
         def spoil(step, counts, targets):
             if step >= FAILS:
-                time.sleep(0.05)
+                time.sleep(0.1)
 
         # The default looks at 50 records, which is most of so short a run.
         others = [alarm for alarm in default_alarms() if alarm.name != "DataStarved"]
