@@ -81,4 +81,4 @@ class AlarmPrinter(Writer):
             self._console = Console(stderr=True, highlight=False)
         for incident in record.alarms:
             assert self._console is not None
-            self._console.print(Text(str(incident), "bold red" if incident.state == "begin" else "dim"), soft_wrap=True)
+            self._console.print(Text(str(incident), "dim" if incident.state == "end" else "bold red"), soft_wrap=True)

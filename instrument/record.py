@@ -21,11 +21,11 @@ VALIDATION = "val/"
 
 @dataclass(frozen=True)
 class Incident:
-    """An alarm's view of one stretch of steps: reported when it begins, and once more, with its length, when it ends.
+    """An alarm's view of one stretch of steps: reported when it begins, and once more, with its length, when it is over.
 
     Attributes:
         alarm: Name of the alarm, such as `NonFinite`.
-        state: `begin` or `end`.
+        state: `begin` or `end`; `open` where training ended and it was not over.
         first_step: The step at which it began.
         last_step: The last step so far at which it was seen.
         steps: How many recorded steps showed it so far.
@@ -36,7 +36,7 @@ class Incident:
     """
 
     alarm: str
-    state: Literal["begin", "end"]
+    state: Literal["begin", "end", "open"]
     first_step: int
     last_step: int
     steps: int
@@ -49,7 +49,8 @@ class Incident:
         if self.state == "begin":
             return f"{self.alarm} at step {self.first_step}: {self.message}"
         counted = "1 step" if self.steps == 1 else f"{self.steps} recorded steps"
-        return f"{self.alarm} ended: it was seen in {counted}, from step {self.first_step} to step {self.last_step}"
+        how = "ended" if self.state == "end" else "was not over when training ended"
+        return f"{self.alarm} {how}: it was seen in {counted}, from step {self.first_step} to step {self.last_step}"
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Record:
         values: `{metric name: value}`. NaN and infinities are values; a metric that was not measured is absent.
         histograms: `{name: counts}`, int64 [`bins.BINS`] each, as `instrument.bins` lays them out.
         texts: `{name: text}`, such as what a language model wrote.
-        alarms: Incidents that began or ended with this step.
+        alarms: Incidents that began or ended with this step, or were open when training ended with it.
     """
 
     step: int

@@ -50,30 +50,36 @@ NAN = {"loss": math.nan, "grad/norm": math.nan, "grad/nonfinite": 4.0, "activati
        "activation/rms/blocks.1.relu": math.nan, "activation/nonfinite/head": 1.0}
 
 
-@pytest.mark.parametrize("alarm, within, where, change", [
-    ("NonFinite", 0, "blocks.1.relu", lambda values, since: NAN),
-    ("NonFinite", 9, None, lambda values, since: OVERFLOW),
-    ("LossSpike", 0, "", scaled("loss", 2, 1)),
-    ("LossSpike", 15, "", diverging),
-    ("GradientSpike", 0, None, scaled("grad/norm", 20, 1)),
-    ("GradientSpike", 25, None, diverging),
-    ("VanishingGradient", 20, "", scaled("grad/norm", 1e-13)),
-    ("VanishingGradient", 20, "blocks.1.bias", scaled("grad/norm/blocks.1.bias", 0)),
-    ("DeadLayer", 20, "blocks.0.relu", lambda values, since: {"activation/zero_fraction/blocks.0.relu": 1.0}),
-    ("HalfSaturation", 0, "head", lambda values, since: {"activation/absmax/head": 65504.0}),
-    ("LearningRate", 0, "", scaled("learning_rate", 50)),
-    ("ThroughputDrop", 25, "", scaled("step_time", 4)),
-    ("DataStarved", 50, "", lambda values, since: {"data_wait_fraction": 0.8}),
+@pytest.mark.parametrize("alarm, within, where, last, change", [
+    ("NonFinite", 0, "blocks.1.relu", "open", lambda values, since: NAN),
+    ("NonFinite", 9, None, "open", lambda values, since: OVERFLOW),
+    ("LossSpike", 0, "", "end", scaled("loss", 2, 1)),
+    ("LossSpike", 15, "", "open", diverging),
+    ("GradientSpike", 0, None, "end", scaled("grad/norm", 20, 1)),
+    ("GradientSpike", 25, None, "open", diverging),
+    ("VanishingGradient", 20, "", "open", scaled("grad/norm", 1e-13)),
+    ("VanishingGradient", 20, "blocks.1.bias", "open", scaled("grad/norm/blocks.1.bias", 0)),
+    ("DeadLayer", 20, "blocks.0.relu", "open", lambda values, since: {"activation/zero_fraction/blocks.0.relu": 1.0}),
+    ("HalfSaturation", 0, "head", "open", lambda values, since: {"activation/absmax/head": 65504.0}),
+    ("LearningRate", 0, "", "end", scaled("learning_rate", 50)),
+    ("ThroughputDrop", 25, "", "end", scaled("step_time", 4)),
+    ("DataStarved", 50, "", "open", lambda values, since: {"data_wait_fraction": 0.8}),
 ])
-def test_each_finds_its_failure_soon(alarm, within, where, change):
+def test_each_finds_its_failure_soon(alarm, within, where, last, change):
     changes = observe(failing(change))
     (step, incident), *_ = [each for each in changes if each[1].alarm == alarm and each[1].state == "begin"]
     assert START <= step <= START + within
     assert where is None or incident.where == where
     others = {each.alarm for _, each in changes} - {alarm}
     assert others <= ({"LossSpike", "GradientSpike", "LearningRate"} if change is diverging else set())  # nothing else is said
-    states = [each.state for _, each in changes if each.alarm == alarm]
-    assert states.count("begin") == states.count("end") == 1
+    assert [each.state for _, each in changes if each.alarm == alarm] == ["begin", last]
+
+
+def test_what_follows_from_a_nan_is_not_told_again():
+    """ReLU makes 0 of NaN, and its gradient 0: layers look dead, and gradients vanished."""
+    follows = {"loss": math.nan, "grad/norm": 0.0, "grad/nonfinite": 0.0, "grad/norm/blocks.1.bias": 0.0,
+               "activation/zero_fraction/blocks.0.relu": 1.0}
+    assert {each.alarm for _, each in observe(failing(lambda values, since: follows))} == {"NonFinite"}
 
 
 def test_overfitting_is_found_after_three_rises():
@@ -82,7 +88,7 @@ def test_overfitting_is_found_after_three_rises():
                for record in healthy_run("language model", 1, steps=1400)]
     changes = observe(records)
     assert [(step, each.alarm, each.state, each.steps) for step, each in changes] == [
-        (1200, "Overfitting", "begin", 1), (1400, "Overfitting", "end", 2)]
+        (1200, "Overfitting", "begin", 1), (1400, "Overfitting", "open", 2)]
     assert observe(records, [Overfitting(validations=5)]) == []
 
 
@@ -122,8 +128,8 @@ def test_any_metric_may_be_missing():
 
 
 def test_the_first_record_of_all_may_be_bad():
-    ((_, begin), (_, end)) = observe([Record(1, 0.0, {"loss": math.nan, "learning_rate": 1e-3, "step_time": 1.0})])
-    assert (begin.alarm, begin.state, end.state, end.steps) == ("NonFinite", "begin", "end", 1)
+    ((_, begin), (_, still)) = observe([Record(1, 0.0, {"loss": math.nan, "learning_rate": 1e-3, "step_time": 1.0})])
+    assert (begin.alarm, begin.state, still.state, still.steps) == ("NonFinite", "begin", "open", 1)
 
 
 def test_the_defaults_only_log():

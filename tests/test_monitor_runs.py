@@ -46,10 +46,10 @@ def test_an_incident_is_in_every_file_once_with_its_length(tmp_path, capsys):
     assert capsys.readouterr().err.count("NonFinite at step 3: loss is nan") == 1
 
 
-def test_an_incident_that_is_open_at_the_end_ends_with_the_run(tmp_path):
+def test_an_incident_that_is_open_at_the_end_is_told_so(tmp_path):
     monitor = TrainingMonitor(tmp_path / "run", alarms=[NonFinite(policy=lambda incident: None), LossSpike()])
     Loop(monitor, FakeStep()).train([*vectors(1, 2), NAN])
-    assert [(each["state"], each["steps"]) for each in instrument.read(tmp_path / "run").alarms] == [("begin", 1), ("end", 1)]
+    assert [(each["state"], each["steps"]) for each in instrument.read(tmp_path / "run").alarms] == [("begin", 1), ("open", 1)]
 
 
 def test_policy_stop_ends_training_and_is_the_status(tmp_path):

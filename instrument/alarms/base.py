@@ -6,6 +6,7 @@ Owns the interface of an alarm: `Alarm`, the `Finding` that it makes, and what b
 from __future__ import annotations
 
 import enum
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -157,3 +158,8 @@ def passed_over(record: Record) -> bool:
     """Whether the step's update was left out, by loss scaling or as a spike: its numbers say nothing of training."""
     values = record.values
     return values.get("skipped", 0.0) > 0 or values.get("overflow", 0.0) > 0
+
+
+def lost_its_numbers(record: Record) -> bool:
+    """Whether the loss is not finite: what layers then show follows from that, which is `NonFinite`'s to tell."""
+    return not math.isfinite(record.values.get("loss", 0.0))

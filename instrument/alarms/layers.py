@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from instrument.alarms.arguments import number, whole
-from instrument.alarms.base import NOT_JUDGED, Alarm, Finding, NotJudged, Policy, Verdict, passed_over
+from instrument.alarms.base import NOT_JUDGED, Alarm, Finding, NotJudged, Policy, Verdict, lost_its_numbers, passed_over
 from instrument.alarms.columns import Group
 from instrument.record import Record
 
@@ -159,6 +159,8 @@ class DeadLayer(LayerAlarm):
         self.zero_fraction = number("zero_fraction", zero_fraction, most=1.0)
 
     def judge(self, record: Record) -> Iterator[tuple[Group, np.ndarray, np.ndarray]]:
+        if lost_its_numbers(record):  # ReLU makes 0 of NaN
+            return
         group, values = self.columns.select(record, "activation/zero_fraction/")
         yield group, values, values >= self.zero_fraction
         group, values = self.columns.select(record, "activation/rms/")

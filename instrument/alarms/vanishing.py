@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from instrument.alarms.arguments import number, whole
-from instrument.alarms.base import Policy, passed_over
+from instrument.alarms.base import Policy, lost_its_numbers, passed_over
 from instrument.alarms.columns import Group
 from instrument.alarms.layers import LayerAlarm
 from instrument.record import Record
@@ -50,7 +50,7 @@ class VanishingGradient(LayerAlarm):
 
     def judge(self, record: Record) -> Iterator[tuple[Group, np.ndarray, np.ndarray]]:
         norm, count = record.values.get("grad/norm"), record.values.get("grad/nonfinite")
-        if norm is None or passed_over(record):
+        if norm is None or passed_over(record) or lost_its_numbers(record):
             return
         too_small = math.isnan(norm) and count == 0
         if not (math.isfinite(norm) or too_small):

@@ -36,7 +36,7 @@ class AlarmSet:
         >>> [str(each) for each in watch.observe(Record(7, 0.0, {"loss": float("nan")}))]
         ['NonFinite at step 7: loss is nan. First not finite: loss (nothing measured before it was finite)']
         >>> [str(each) for each in watch.finish()]
-        ['NonFinite ended: it was seen in 1 step, from step 7 to step 7']
+        ['NonFinite was not over when training ended: it was seen in 1 step, from step 7 to step 7']
     """
 
     def __init__(self, alarms: Sequence[Alarm]):
@@ -101,15 +101,26 @@ class AlarmSet:
         return tuple(changes)
 
     def finish(self) -> tuple[Incident, ...]:
-        """Say that training has ended: the ends of all incidents that are open. What is usual stays known."""
-        ends = [each.incident("end") for opened in self._open.values() for each in opened.values()]
-        self._drop()
-        return tuple(sorted(ends, key=lambda incident: incident.first_step))
+        """Say that training has ended.
+
+        Returns:
+            An incident for each one that is not over: `end` where the last records showed it no more, otherwise `open`, told
+            once. Where training goes on, the latter may go on too, or end.
+        """
+        told: list[Incident] = []
+        for opened in self._open.values():
+            for key, each in list(opened.items()):
+                if each.quiet:
+                    told.append(opened.pop(key).incident("end"))
+                elif not each.told:
+                    each.told = True
+                    told.append(each.incident("open"))
+        return tuple(sorted(told, key=lambda incident: incident.first_step))
 
     def reset(self) -> None:
         """Forget all earlier records and what is open: another run begins."""
-        self._drop()
         for alarm in self.alarms:
+            self._open[alarm.name].clear()
             alarm.reset()
 
     def policy_of(self, incident: Incident) -> Policy:
@@ -132,10 +143,6 @@ class AlarmSet:
             self._kinds = self._columns.kinds
             self._blind = [alarm for alarm in self._blind if not alarm.sees(record.values)]
 
-    def _drop(self) -> None:
-        for opened in self._open.values():
-            opened.clear()
-
 
 class _Open:
     """An incident that is not over."""
@@ -144,9 +151,10 @@ class _Open:
         self.alarm, self.finding, self.first, self.last = alarm, finding, step, step
         self.steps = 1
         self.quiet = 0  # records since, in which all was well
+        self.told = False  # that training ended with it
 
     def seen_again(self, step: int) -> None:
-        self.quiet = 0
+        self.quiet, self.told = 0, False
         self.steps += step != self.last  # a record of training and one of validation may have the same step
         self.last = step
 

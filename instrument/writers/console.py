@@ -99,7 +99,7 @@ class ConsoleWriter(Writer):
         for incident in record.alarms:
             self._incidents.take(incident)
             self._changed = True
-            sentence = Text(parts.said(incident), style="bold red" if incident.state == "begin" else "green")
+            sentence = Text(parts.said(incident), style="green" if incident.state == "end" else "bold red")
             if self.console.is_terminal:
                 self._screen.print(sentence)
             else:
