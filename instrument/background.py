@@ -70,7 +70,7 @@ class Background:
         # Records left out because a queue was full, or there was no time left: one that all writers miss counts once, one
         # that some miss once for each.
         self.dropped = 0
-        self.written = 0  # records that went to the writers
+        self.written = 0  # records with numbers or texts that went to the writers
         self._prepare = prepare
         self._items: deque[Any] = deque()
         self._lanes = [_Lane(writer) for writer in writers]
@@ -311,7 +311,7 @@ class Background:
             if self._thread is not threading.current_thread():
                 return
             for record in records:
-                self.written += 1
+                self.written += bool(record.values or record.texts)  # one of the end has alarms alone
                 self._unflushed = True
                 for lane in self._lanes:
                     if not lane.given_up and not (lane.shut and not record.alarms):

@@ -44,13 +44,20 @@ class Outlet:
         self._summary, self._ending = summary, ending
         self._termination = OnTermination(self._terminated)
         self._process = os.getpid()
+        self._has_told = False  # that this is another one
         # Where nobody closes us, the end of the program does; it must not keep us alive.
         atexit.register(_close_at_exit, weakref.ref(self))
 
     def open(self, total_steps: int | None = None) -> bool:
         """Hold the directory, and tell the writers of the run, unless that has been done; False where it cannot be."""
         self._total_steps = total_steps or self._total_steps
-        if not self.is_open and os.getpid() == self._process:
+        if os.getpid() != self._process:
+            if not self._has_told:
+                self._has_told = True
+                tell("this process records nothing: its TrainingMonitor was made by the process that it was forked from, which "
+                     "has the files and the thread that writes them. Make the monitor in the process that trains.")
+            return False
+        if not self.is_open:
             with self.reported("TrainingMonitor"):
                 total = self._total_steps
                 if self.place is not None:
@@ -64,7 +71,7 @@ class Outlet:
 
     def put(self, item: Any) -> None:
         """Bring an item to the writers; nothing is written where the directory cannot be held."""
-        if self.is_open or self.open():
+        if self.open():
             self.background.put(item)
 
     def close(self, **limits: float) -> None:

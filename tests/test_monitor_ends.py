@@ -154,6 +154,21 @@ train(steps())
     assert summary(tmp_path / "run")["status"] == "finished" and summary(tmp_path / "run")["records"] == 3
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_process_that_trains_says_once_that_it_records_nothing(tmp_path):
+    done = child("""
+monitor = TrainingMonitor(sys.argv[1])
+worker = os.fork()
+if worker == 0:
+    Loop(monitor, FakeStep()).train(vectors(1, 2, 3))
+    sys.exit(0)
+assert os.waitpid(worker, 0)[1] == 0
+Loop(monitor, FakeStep()).train(vectors(1, 2))
+""", tmp_path / "run")
+    assert done.returncode == 0 and done.stderr.count("this process records nothing") == 1, done.stderr
+    assert instrument.read(tmp_path / "run")["loss"].step.tolist() == [1, 2]
+
+
 def test_a_long_end_by_a_signal_is_cut_short(tmp_path):
     done = child("class Stuck(Slow):\n    def write(self, record):\n        super().write(record)\n        time.sleep(60)\n"
                  "Stuck.signals = (0.3,)\ntrain(HUNDRED, Stuck())", tmp_path / "run")
