@@ -2,6 +2,7 @@
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -123,7 +124,7 @@ def test_six_failures(tmp_path):
     told = {name: int(row[2]) for name, row in rows.items() if row[2] != "-"}
     assert rows["explosion"][:3] == ["GradientSpike", "51", "51"] and rows["explosion"][3].endswith(".weight")
     assert rows["learning-rate"] == ["LearningRate", "51", "51", "-"]
-    assert rows["starving"][:2] == ["DataStarved", "51"] and told["starving"] > 51
+    assert rows["starving"][:2] == ["DataStarved", "51"]
     assert rows["overfitting"][0] == "Overfitting" and told["overfitting"] >= int(rows["overfitting"][1]) + 30  # three rises
     assert rows["nan"] == ["NonFinite", "51", "51", "_backbone.log"]
     assert rows["dead"][0] == "DeadLayer" and rows["dead"][3] in ("_backbone.act1", "_backbone.act2")
@@ -134,7 +135,9 @@ def test_six_failures(tmp_path):
     for name, run_data in runs.items():
         begun = [(each["alarm"], each["first_step"]) for each in run_data.alarms if each["state"] == "begin"]
         assert (rows[name][0], told.get(name)) in begun or name == "healthy"
-    assert told["starving"] == first_starved(runs["starving"], records=20)
+    assert told["starving"] == first_starved(runs["starving"], records=20)  # 51 or soon after, but the machine may stall
+    waits = runs["starving"]["data_wait"].value
+    assert statistics.median(waits[60:]) > 0.05 > statistics.median(waits[5:50])
     timed = {"DataStarved", "ThroughputDrop"}  # this machine may be busy
     assert {each["alarm"] for each in runs["healthy"].alarms} <= timed and runs["healthy"]["loss"].value[-1] < 0.5
     assert runs["healthy"]["loss"].value[:50].tolist() == runs["explosion"]["loss"].value[:50].tolist()  # until then the same
