@@ -13,14 +13,14 @@ from typing import Any, ClassVar
 
 import mindspore as ms
 import numpy as np
-from mindspore import ParameterTuple, Tensor, nn, ops
+from mindspore import ParameterTuple, Tensor, ops
 
 from instrument import _compat
 from instrument.arguments import check_arguments
-from instrument.attention import attention_taps
 from instrument.bins import CARRIED
-from instrument.histograms import Counter, HistogramStats, choose_cells, choose_parameters
-from instrument.nonfinite import Place, execution_order
+from instrument.choice import choose, frozen_weights
+from instrument.controls import Controls, state
+from instrument.histograms import HistogramStats, choose_parameters
 from instrument.norms import NormStats
 from instrument.notices import tell
 from instrument.observed import Observed
@@ -28,12 +28,10 @@ from instrument.optimizer_stats import MomentStats, UpdateStats
 from instrument.schedule import Schedule
 from instrument.schema import Metric, Schema
 from instrument.scopes import scoped
-from instrument.select import select_cells
 from instrument.spikes import SpikeScore
-from instrument.step import frozen_weights, state, statistics_of
 from instrument.step_options import CannotUpgrade, StepOptions, check_options
-from instrument.taps import DEFAULT_STATS, ActivationStats, Taps, check_free, release
-from instrument.window import RingBuffer, Window
+from instrument.taps import DEFAULT_STATS, ActivationStats, check_free, release
+from instrument.window import RingBuffer
 
 
 class _Listened:
@@ -51,7 +49,7 @@ class _Listened:
         return types.MethodType(owner.stock_construct, step)  # type: ignore[union-attr]
 
 
-class Observer(Observed):
+class Observer(Controls, Observed):
     """Comes before a step's own class among the bases of an upgraded class, which names that class's construct.
 
     Attributes:
@@ -64,15 +62,12 @@ class Observer(Observed):
     stock_construct: ClassVar[Any]
     listened_construct = _Listened()
     clips_at: float | None = None
+    how_to_keep_a_window = "upgrade it with StepOptions(window=N)"
 
     # What a subclass says of its step.
 
     def prepare(self, options: StepOptions) -> None:
         """Make what the subclass needs; nothing has been made before but what the step's own class has."""
-
-    def observed_network(self) -> nn.Cell:
-        """The network whose cells are named and measured."""
-        return self.network
 
     def loss_parts(self) -> tuple[str, ...]:
         """Names of the losses that the step keeps apart."""
@@ -103,14 +98,10 @@ class Observer(Observed):
             raise CannotUpgrade(str(error)) from error
         check_options(network, self.optimizer, options)
         release(network)
-        chosen = select_cells(network, options.activations)
-        statistics = [statistics_of(cell, options.activation_stats, options.counts) for _, cell in chosen]
-        counted = choose_cells(options.histograms, network)
-        only_counted = [(name, cell) for name, (cell, _) in counted.items() if name not in dict(chosen)]
-        chosen, statistics = chosen + only_counted, statistics + [()] * len(only_counted)
-        attention = attention_taps(network) if options.attention else []
+        choice = choose(network, activations=options.activations, activation_stats=options.activation_stats,
+                        counts=options.counts, histograms=options.histograms, attention=options.attention)
         try:
-            check_free(chosen + [(name, cell) for name, cell, _ in attention])
+            check_free(choice.tapped)
         except ValueError as error:
             raise CannotUpgrade(str(error)) from error
         frozen = frozen_weights(network, self.weights)
@@ -146,12 +137,9 @@ class Observer(Observed):
         self.prepare(options)
         hide("_schema", Schema([]))
         self._schema.order = weakref.WeakMethod(self._execution_order)
-        hide("taps", None)
-        counters = {name: Counter(name, often, self.step_count) for name, (_, often) in counted.items()}
-        if chosen or attention:
-            hide("taps", Taps(chosen, statistics, options.activation_gradients, self, attention, counters, network=network))
-            for tap in self.taps.taps if self.decides else ():
-                tap.set_flag(self.schedule.flag)
+        hide("taps", choice.taps(self, network, self.step_count, options.activation_gradients))
+        for tap in self.taps.taps if self.taps and self.decides else ():
+            tap.set_flag(self.schedule.flag)
         try:
             self._build()
         except BaseException:
@@ -160,10 +148,6 @@ class Observer(Observed):
         for name in ("grad", "grad_no_sens"):
             if name in self.__dict__:
                 self.uncover(name, f"stock_{name}")
-
-    def hide(self, name: str, value: Any) -> None:
-        """Set an attribute outside the Cell tree."""
-        object.__setattr__(self, name, value)
 
     def uncover(self, name: str, kept_as: str) -> None:
         """Make the class's own `name` be found, in place of the object's, which is kept under another one."""
@@ -218,17 +202,7 @@ class Observer(Observed):
         hide("is_new", True)  # whether the vector may have changed since it was taken
         hide("last_snapshot", None)
 
-    # What is asked from the host.
-
-    @property
-    def schema(self) -> Schema:
-        """The metrics of the vector, in order."""
-        return self._schema
-
-    @property
-    def every(self) -> int:
-        """Each step whose number is a multiple of this is measured."""
-        return self.options.every
+    # What is asked from the host, besides `Controls`.
 
     def snapshot(self) -> Tensor:
         """The vector of the last measured step, float32 [K], which the next step does not change.
@@ -246,39 +220,8 @@ class Observer(Observed):
 
     def set_step(self, step: int) -> None:
         """Go on counting from `step`: the next one is number `step + 1`. For a run that resumes."""
-        self.step_count.set_data(Tensor(step, ms.int32))
-        self.schedule.set_step(step)
+        super().set_step(step)
         self.hide("host_step", step)
-
-    def measure_next(self) -> None:
-        """Measure the next step whatever `every` says. On several ranks, call it on each."""
-        self.schedule.measure_next()
-
-    def read_window(self, after: int | None = None) -> Window:
-        """As `InstrumentedStep.read_window`."""
-        if self.ring is None:
-            raise ValueError("this step keeps no window: upgrade it with StepOptions(window=N).")
-        return self.ring.read(after, len(self._schema))
-
-    def owns(self, cell: nn.Cell) -> bool:
-        """Whether this step has a tap on this very cell."""
-        return self.taps is not None and any(cell is tapped for tapped in self.taps.cells)
-
-    def remove_taps(self) -> None:
-        """Give the network its own classes back. The step goes on without activation statistics."""
-        if self.taps is not None:
-            self.taps.remove()
-            self.hide("taps", None)
-            self._build()
-            getattr(self, "compile_cache", set()).clear()  # the next call compiles anew, without taps
-
-    def _execution_order(self) -> list[Place]:
-        cells = self.taps.in_order() if self.taps is not None else []
-        return execution_order(self.observed_network(), cells, self.norm_stats.weights)
-
-    def compile(self, *args: Any, **kwargs: Any) -> Any:
-        """Compile the graph for these inputs, as `nn.Cell.compile` does."""
-        return self._closing_the_gate(super().compile, *args, **kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One step; see the step's own class."""
@@ -300,11 +243,6 @@ class Observer(Observed):
 
     def _closing_the_gate(self, run: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            return run(*args, **kwargs)
-        except BaseException:
-            _compat.abandon_gradient()
-            raise
+            return super()._closing_the_gate(run, *args, **kwargs)
         finally:
             self.hide("listens", False)
-            if self.taps is not None:
-                self.taps.gate.is_open = False

@@ -54,8 +54,8 @@ class Outlet:
         if os.getpid() != self._process:
             if not self._has_told:
                 self._has_told = True
-                tell("this process records nothing: its TrainingMonitor was made by the process that it was forked from, which "
-                     "has the files and the thread that writes them. Make the monitor in the process that trains.")
+                tell("this process records nothing: its TrainingMonitor belongs to the process that it was forked from, with "
+                     "its files and its thread. Make the monitor in the process that trains.")
             return False
         if not self.is_open:
             with self.reported("TrainingMonitor"):

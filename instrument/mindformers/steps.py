@@ -12,9 +12,9 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
+from instrument.controls import state
 from instrument.mindformers import releases, settings
 from instrument.notices import tell
-from instrument.step import state
 from instrument.step_options import CannotUpgrade, StepOptions
 from instrument.upgrade import WithLossScale, upgrade
 

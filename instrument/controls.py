@@ -1,0 +1,114 @@
+"""`Controls`: what a step that measures can be asked from the host, whether it is ours or upgraded.
+
+Owns how the taps' gate is closed again after a call, and how the network gets its own classes back.
+"""
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, nn
+
+from instrument import _compat
+from instrument.nonfinite import Place, execution_order
+from instrument.schema import Schema
+from instrument.window import Window
+
+_Base: Any = object  # a Cell comes behind it among the bases, whose attributes no type checker knows
+
+
+class Controls(_Base):
+    """Comes before a Cell among the bases. The class has `schedule`, `taps`, `ring`, `norm_stats` and `_schema`."""
+
+    how_to_keep_a_window: ClassVar[str]
+
+    def hide(self, name: str, value: Any) -> None:
+        """Set an attribute outside the Cell tree: it is in no checkpoint, and renames nothing."""
+        object.__setattr__(self, name, value)
+
+    def _build(self) -> None:
+        """Make what depends on whether there are taps."""
+        raise NotImplementedError
+
+    def _let_go(self) -> None:
+        """The network may get another step."""
+
+    def observed_network(self) -> nn.Cell:
+        """The network whose cells are named and measured."""
+        return self.network
+
+    @property
+    def schema(self) -> Schema:
+        """The metrics of the vector, in order. The parts of a loss that has several are in it from the first call on."""
+        return self._schema
+
+    @property
+    def every(self) -> int:
+        """One in so many steps is measured."""
+        return self.schedule.every
+
+    def set_step(self, step: int) -> None:
+        """Go on counting from `step`: the next update is number `step + 1`. For a run that resumes."""
+        self.step_count.set_data(Tensor(step, ms.int32))
+        self.schedule.set_step(step)
+
+    def measure_next(self) -> None:
+        """Measure the next update whatever `every` says. On several ranks, call it on each before the same step: in a data
+        parallel job a measured step can have an AllReduce more, in which the others would wait for ever."""
+        self.schedule.measure_next()
+
+    def read_window(self, after: int | None = None) -> Window:
+        """The vectors of measured steps that the device has kept, with one device-to-host copy.
+
+        Args:
+            after: Only steps with a higher number; by default, those that came after the last one read.
+
+        Returns:
+            (rows, overwritten); see `Window`.
+
+        Raises:
+            ValueError: The step was made without `window`.
+        """
+        if self.ring is None:
+            raise ValueError(f"this step keeps no window: {self.how_to_keep_a_window}.")
+        return self.ring.read(after, len(self._schema))
+
+    def owns(self, cell: nn.Cell) -> bool:
+        """Whether this step has a tap on this very cell."""
+        return self.taps is not None and any(cell is tapped for tapped in self.taps.cells)
+
+    def remove_taps(self) -> None:
+        """Give the network its own classes back. The step goes on without activation statistics.
+
+        The vector changes with it: read a window before, and call this between updates, not between calls that make one.
+        """
+        self._let_go()
+        if self.taps is not None:
+            self.taps.remove()
+            self.hide("taps", None)
+            self._build()
+            getattr(self, "compile_cache", set()).clear()  # the next call compiles anew, without taps
+
+    def compile(self, *args: Any, **kwargs: Any) -> Any:
+        """Compile the graph for these inputs, as `nn.Cell.compile` does."""
+        return self._closing_the_gate(super().compile, *args, **kwargs)
+
+    def _execution_order(self) -> list[Place]:
+        cells = self.taps.in_order() if self.taps is not None else []
+        return execution_order(self.observed_network(), cells, self.norm_stats.weights)
+
+    def _closing_the_gate(self, run: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return run(*args, **kwargs)
+        except BaseException:
+            _compat.abandon_gradient()
+            raise
+        finally:
+            if self.taps is not None:
+                self.taps.gate.is_open = False
+
+
+def state(name: str, value: np.ndarray) -> Parameter:
+    """A buffer of the step's own on the device, in no checkpoint."""
+    return Parameter(Tensor(value), name=f"instrument.{name}", requires_grad=False)
