@@ -18,6 +18,10 @@ _LOSSES = ("loss", "perplexity")
 _THROUGHPUT = (("tokens_per_second", "tokens/s"), ("samples_per_second", "samples/s"), ("step_time", "s/step"))
 # From here on two losses are apart, and not only rounded otherwise.
 _APART = 0.01
+# What training is made of, causes before effects. One family is of one kind of magnitude.
+_FAMILIES = ("learning_rate", "weight/norm", "activation/rms", "attention/max_logit", "loss", "activation_grad/rms", "grad/norm")
+# What is smaller than this part of the largest of its family may be nothing but rounding, as the gradient of a bias of keys is.
+_ROUNDING = 1e-4
 
 
 class Row(NamedTuple):
@@ -90,7 +94,13 @@ class Comparison:
             found = divergence(first, run.get("loss"))
             differs.append("no steps in common" if found is None else _step(found[0], "nowhere"))
             apart.append("" if found is None else _step(found[1], "nowhere"))
-        return [Row("loss differs from", tuple(differs)), Row(f"by {_APART:.0%} from", tuple(apart))] if first else []
+        rows = [Row("loss differs from", tuple(differs)), Row(f"by {_APART:.0%} from", tuple(apart))] if first else []
+        found_first = [first_apart(self.runs[0], run) for run in self.runs[1:]]
+        if any(found_first):
+            cells = ("nowhere" if each is None else f"{each[1][0]}, step {each[0]}"
+                     + (f", and {len(each[1]) - 1} more" if len(each[1]) > 1 else "") for each in found_first)
+            rows.append(Row(f"first to part by {_APART:.0%}", ("", *cells)))
+        return rows
 
     def _alarms(self) -> list[Row]:
         cells = []
@@ -114,8 +124,11 @@ class Comparison:
                 if any(each.get(name, missing) != given[0].get(name, missing) for each in given[1:])]
 
 
-def divergence(first: Series | None, other: Series | None) -> tuple[int | None, int | None] | None:
+def divergence(first: Series | None, other: Series | None, least: float = 0.0) -> tuple[int | None, int | None] | None:
     """Where two series part.
+
+    Args:
+        least: Values that are smaller are taken for so large where it is asked whether a difference is large.
 
     Returns:
         The first step that both have and at which they differ at all, and at which they differ by more than 1 % of the
@@ -124,14 +137,41 @@ def divergence(first: Series | None, other: Series | None) -> tuple[int | None, 
     """
     if first is None or other is None:
         return None
-    steps, at, there = np.intersect1d(first.step, other.step, return_indices=True)
+    steps, one, two = first.step, first.value, other.value
+    if not np.array_equal(steps, other.step):
+        steps, at, there = np.intersect1d(first.step, other.step, return_indices=True)
+        one, two = first.value[at], other.value[there]
     if not len(steps):
         return None
-    one, two = first.value[at], other.value[there]
     same = (one == two) | (np.isnan(one) & np.isnan(two))
     with np.errstate(invalid="ignore"):
-        apart = ~same & ~(np.abs(two - one) <= _APART * np.abs(one))
+        apart = ~same & ~(np.abs(two - one) <= _APART * np.maximum(np.abs(one), least))
     return _first_step(steps, ~same), _first_step(steps, apart)
+
+
+def first_apart(first: RunData, other: RunData) -> tuple[int, list[str]] | None:
+    """The first number of training in which two runs part: the same data and weights, and yet another layer's output.
+
+    Looked at are learning rates, norms of weights and gradients, root mean squares of activations, attention logits, and losses.
+    They are apart where they differ by more than 1 % of the first; of a value below 1e-4 of the largest in its family, of that.
+
+    Returns:
+        (step, the metrics that are apart there: rates before weights, activations, losses and gradients, and in the order of
+        the record). None where no number that both have is apart at a step that both have.
+    """
+    apart: dict[str, int] = {}
+    for family in _FAMILIES:
+        names = [name for name in first if name == family or name.startswith(f"{family}/")]
+        medians = [np.median(np.abs(first[name].value)) for name in names if np.isfinite(first[name].value).all()]
+        least = _ROUNDING * max((median for median in medians), default=0.0)
+        for name in names:
+            found = divergence(first[name], other.get(name), least)
+            if found is not None and found[1] is not None:
+                apart[name] = found[1]
+    if not apart:
+        return None
+    step = min(apart.values())
+    return step, [name for name, at in apart.items() if at == step]
 
 
 def _first_step(steps: np.ndarray, which: np.ndarray) -> int | None:

@@ -7,7 +7,7 @@ import pytest
 import instrument
 from instrument import runs
 from instrument.cli import main
-from instrument.comparison import Comparison, divergence
+from instrument.comparison import Comparison, divergence, first_apart
 from instrument.reading import Series
 from instrument.record import Incident, Record
 from instrument.writers import JsonlWriter
@@ -65,6 +65,37 @@ def test_only_steps_that_both_have_are_compared():
     assert divergence(one, Series(np.array([3, 5]), np.array([4.0, 0.0]))) == (3, 3)
     assert divergence(one, Series(np.array([4, 5]), np.array([4.0, 0.0]))) is None
     assert divergence(one, None) is None
+
+
+def with_layers(path, change=lambda step, values: {}):
+    with runs.create(path, config={}) as run:
+        writer = JsonlWriter(run)
+        writer.start(run.info())
+        for step in range(1, 11):
+            values = {"loss": 1.0, "grad/norm": 2.0, "grad/norm/a": 2.0, "grad/norm/keys.bias": 1e-8, "weight/norm/a": 5.0,
+                      "activation/rms/one": 1.0, "activation/rms/two": 1.0, "activation/mean/two": 1e-9, "step_time": 0.1,
+                      "learning_rate": 0.01}
+            writer.write(Record(step, 1.7e9, {**values, **change(step, values)}))
+        writer.close()
+    return instrument.read(path)
+
+
+def test_the_first_layer_in_which_two_runs_part_is_named(tmp_path):
+    def another(step, values):
+        """All rounded otherwise, what is nothing but rounding by half; from step 4 on a layer, and what follows from it."""
+        rounded = {name: value * (1 + 1e-5) for name, value in values.items()}
+        rounded.update({"grad/norm/keys.bias": 2e-8, "activation/mean/two": 2e-9, "step_time": 0.3})
+        if step >= 4:
+            rounded.update({"activation/rms/two": 1.5, "loss": 1.1, "grad/norm": math.nan})
+        return rounded
+
+    one, two = with_layers(tmp_path / "one"), with_layers(tmp_path / "two", another)
+    assert first_apart(one, two) == (4, ["activation/rms/two", "loss", "grad/norm"])
+    assert first_apart(two, one) == (4, ["activation/rms/two", "loss", "grad/norm"]) and first_apart(one, one) is None
+    rate = with_layers(tmp_path / "rate", lambda step, values: {"learning_rate": 0.02} if step > 8 else {})
+    table = rows(tmp_path / "one", tmp_path / "two", tmp_path / "rate")
+    assert table["first to part by 1%"] == ("", "activation/rms/two, step 4, and 2 more", "learning_rate, step 9")
+    assert "first to part by 1%" not in rows(tmp_path / "one", tmp_path / "one")
 
 
 def test_runs_of_one_name_are_told_apart(tmp_path):
