@@ -61,13 +61,17 @@ def measurable(chosen: NamedCells) -> NamedCells:
 
 def why_unmeasurable(cell: nn.Cell) -> str | None:
     """The reason why the output of this cell cannot be tapped, or None."""
-    if isinstance(cell, nn.CellList) and type(cell).construct is nn.CellList.construct:
+    if _is_never_called(cell):
         return "a CellList is never called; its members are"
     if _compat.has_custom_bprop(cell):
         return "it gives its own bprop, which would stand for the tap's as well; a cell around it can be measured"
     if _compat.is_recomputed(cell) and not _compat.is_graph_mode():
         return "in PyNative mode the recomputation differentiates its own parameters alone; graph mode measures it"
     return None
+
+
+def _is_never_called(cell: nn.Cell) -> bool:
+    return isinstance(cell, nn.CellList) and type(cell).construct is nn.CellList.construct
 
 
 def can_be_exactly_zero(cell: nn.Cell) -> bool:
@@ -95,8 +99,12 @@ def _rule(item: object, cells: NamedCells) -> Callable[[str, nn.Cell], bool]:
         except re.error as error:
             raise ValueError(f"`activations` has {item!r}, which is not a regular expression: {error}") from None
 
+        found = [cell for name, cell in cells if expression.search(name)]
+        # Lists of cells that are never called, as ".*" finds them too, are meant only where nothing else can be.
+        meant = {id(cell) for cell in found if not _is_never_called(cell)} or set(map(id, found))
+
         def rule(name: str, cell: nn.Cell) -> bool:
-            return expression.search(name) is not None
+            return id(cell) in meant
     elif isinstance(item, type) and issubclass(item, nn.Cell):
         def rule(name: str, cell: nn.Cell) -> bool:
             return isinstance(cell, item)

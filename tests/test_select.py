@@ -275,6 +275,13 @@ def test_a_list_holds_expressions_and_cell_types_only(wrong):
         select_cells(Transformer(), wrong)
 
 
+def test_an_expression_that_finds_a_list_of_cells_as_well_means_the_others():
+    network = Transformer()
+    assert chosen(network, ["."]) == [name for name, _ in network.cells_and_names()
+                                      if name and name != "blocks" and not name.endswith("experts")]
+    assert chosen(network, [".*"]) == chosen(network, ["."])
+
+
 @pytest.mark.parametrize("activations", [["^blocks$"], nn.CellList, lambda name, cell: name == "blocks"])
 def test_a_cell_list_is_refused_because_it_is_never_called(activations):
     with pytest.raises(ValueError, match=r"cell 'blocks' \(CellList\) cannot be measured.*its members are.*`activations`"):
