@@ -54,17 +54,23 @@ class Store:
             self._clear(self.generation + 1)
             self.version += 1
 
-    def add_metrics(self, lines: bytes, *, wanted: Wanted = lambda name: True) -> None:
-        """Whole lines of `metrics-*.jsonl`, in the order of the files; of metrics with wanted names alone."""
+    def add_metrics(self, lines: bytes, *, wanted: Wanted = lambda name: True, source: int = 0) -> None:
+        """Whole lines of `metrics-*.jsonl`, in the order of the files; of metrics with wanted names alone.
+
+        Args:
+            lines: The lines.
+            wanted: Says of a name whether it counts.
+            source: Whose files they are, where those of several processes make one run.
+        """
         part = Part()
         part.add(lines.splitlines())
-        self.add_part(part, wanted=wanted)
+        self.add_part(part, wanted=wanted, source=source)
 
-    def add_part(self, part: Part, *, wanted: Wanted = lambda name: True) -> None:
+    def add_part(self, part: Part, *, wanted: Wanted = lambda name: True, source: int = 0) -> None:
         """The same, of lines that were parsed elsewhere."""
         with self.lock:
             self._skipped += part.skipped
-            self._table.add(part, wanted=wanted)
+            self._table.add(part, wanted=wanted, source=source)
             self.version += 1
 
     def add_alarms(self, lines: bytes) -> None:
@@ -100,13 +106,19 @@ class Store:
 
     @property
     def first_time(self) -> float:
-        """When the first record was made, in seconds since 1970; NaN without any."""
-        return self._table.first_time
+        """When the first record was made, in seconds since 1970 by the clock of the newest; NaN without any."""
+        with self.lock:
+            return self._once("first_time", self._table.first_time)
 
     @property
     def last_time(self) -> float:
         """When the newest record was made."""
         return self._table.last_time
+
+    @property
+    def put_back(self) -> float:
+        """How many seconds the clock was put back since the run began."""
+        return self._table.put_back
 
     @property
     def skipped(self) -> int:

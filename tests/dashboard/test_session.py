@@ -242,6 +242,29 @@ def test_the_x_axis_may_be_time(tmp_path, followed, x):
     assert browser.options["loss"]["xAxis"]["min"] == expected[4] and browser.options["loss"]["xAxis"]["max"] == expected[6]
 
 
+@pytest.mark.parametrize("x", ["time", "clock"])
+def test_where_the_clock_was_put_back_no_curve_folds_back(tmp_path, followed, x):
+    made = runs_made.Made(tmp_path / "run")
+    made.metrics(*({"step": step, "time": 1e9 + step, "loss": 1.0} for step in range(1, 11)))
+    browser = followed(x=x)
+    made.metrics(*({"step": step, "time": 1e9 + step - 3600, "loss": 1.0} for step in range(11, 16)))
+    until(lambda: browser.take() is not None and len(browser.points("loss", "line:0:loss")) == 15)
+    seconds = [*range(1, 11), *range(10, 15)]
+    expected = [each - 1 for each in seconds] if x == "time" else [(1e9 + 1 + each - 3600) * 1000 for each in seconds]
+    assert [each for each, _ in browser.points("loss", "line:0:loss")] == expected
+    fresh = Browser(Session(browser.session.follower, browser.session.view))
+    fresh.take()
+    assert fresh.charts["loss"] == browser.charts["loss"]
+
+
+def test_time_begins_with_the_run_whichever_of_its_files_are_there(tmp_path, followed):
+    made = runs_made.Made(tmp_path / "run", start_time="2001-09-09T01:46:40+00:00")  # 1e9
+    made.number = 7
+    made.metrics(*({"step": step, "time": 1e9 + step, "loss": 1.0} for step in range(500, 505)))
+    browser = followed(x="time")
+    assert [each for each, _ in browser.points("loss", "line:0:loss")] == [500, 501, 502, 503, 504]
+
+
 def zoomed_in(browser, low, high):
     browser.session.view = browser.session.view.zoomed(*(of_axis(x, browser.session.view) for x in (low, high)))
     browser.take()

@@ -249,6 +249,28 @@ def test_the_pace_is_that_since_the_resume():
         assert store.time_at(30) == 1030.0 and store.step_at(1030.5) == 31
 
 
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_where_the_clock_was_put_back_time_goes_on_however_the_lines_come(size):
+    clock = [1000.0, 1010, 1020, 430, 440, 445, 455, 400, 410, 420]
+    content = [record(step, loss=1.0) | {"time": at} for step, at in enumerate(clock, 1)]
+    content[9:9] = [{"step": 9, "time": 420.0, "resumed": True}]
+    store = Store()
+    for first in range(0, len(content), size):
+        store.add_metrics(lines(*content[first:first + size]))
+    # The newest times are right; what was before is earlier.
+    expected = [355.0, 365, 375, 375, 385, 390, 400, 400, 410, 420]
+    assert store.series("loss")[1].tolist() == store.curve("loss").times.tolist() == expected
+    assert (store.first_time, store.last_time, store.put_back) == (355.0, 420.0, 645.0)
+
+
+def test_two_processes_that_make_one_run_have_clocks_of_their_own():
+    store = Store()
+    for source, ahead in ((0, 0.0), (1, 0.5), (0, 20.0), (1, 20.5)):  # in turn, as files are read
+        store.add_metrics(lines(*(record(step, **{f"m{source}": 1.0}) | {"time": 1000.0 + ahead + step}
+                                  for step in range(1 + int(ahead), 21 + int(ahead)))), source=source)
+    assert store.put_back == 0.0 and store.series("m0")[1].tolist() == [1001.0 + i + (i >= 20) * 20 for i in range(40)]
+
+
 def test_extremes_are_of_what_stayed():
     store = store_of(record(1, loss=1.0), record(2, loss=999.0), record(2, loss=1.5), record(3, loss=-5.0),
                      record(3, loss=2.0))
