@@ -280,6 +280,21 @@ def test_a_tooltip_has_exact_values(shared, look):
     assert page.locator(".iv-tip").first.inner_text().split("\n") == ["Step 2", "loss", "3.23456789"]
 
 
+def test_a_tooltip_that_is_too_long_says_what_is_wrong_and_how_much_is_left_out(shared, look):
+    made = runs_made.Made(shared.runs / "page13")
+    made.metrics(*({"step": step, "time": 1e9 + step, "loss": 1.0, **{f"m/{index:02}": math.nan if index == 11 and step > 30
+                                                                     else float(index) for index in range(12)}}
+                   for step in range(1, 61)))
+    for index in range(3):
+        made.alarm(40, f"Alarm{index}", "", metric="m/00")
+    page = look(shared.page("page13") + "&smooth=10&pick=m/")
+    page.wait_for_selector("article.iv-id-pick canvas")
+    rows = page.evaluate("(([id, card]) => [...card.plot._tip([{ axisValue: 40 }]).children].map(row => row.textContent))("
+                         "[...instrumentLive.cards].find(([id]) => id === 'pick:m/'))")
+    assert rows[0] == "Step 40" and [row.split(" at")[0] for row in rows[1:4]] == ["Alarm0", "Alarm1", "Alarm2"]
+    assert rows[4:6] == ["11, unsmoothedNaN", "11NaN"] and rows[6].startswith("00") and rows[-1] == "4 more" and len(rows) == 25
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_a_phone_shows_everything_without_scrolling_sideways(shared, look, theme):
     runs_made.exploding(shared.runs / f"phone-{theme}", layers=4)

@@ -7,6 +7,7 @@ const LOOKS = {
 };
 const RED = "#e0464c";
 const GAPS = 200; // marks on an axis, about
+const ROWS = 24; // of a tooltip
 const CLICK = 6; // pixels: a shorter drag is a click
 export const AS_ITSELF = new Set(["1", "loss", "bytes", "fraction", "seconds"]); // units that need no word, or are on the axis
 
@@ -392,16 +393,16 @@ export class Plot {
       return this._lines(list[0].name, []);
     }
     const x = list.length ? (list[0].axisValue !== undefined ? list[0].axisValue : list[0].value[0]) : 0;
-    const rows = [];
+    const alarms = this._alarmsAt(x).map((name) => [RED, name, ""]), bad = [], rows = [];
     for (const series of this.option.series) {
       const points = this.data.get(series.id);
       if (isMark(series) || !points || !points.length || this._isHidden(series)) continue;
       const point = nearest(points, x);
       const elsewhere = point[0] !== x ? `  (at ${formatX(point[0], this.extra.x)})` : "";
-      rows.push([series.itemStyle.color, series.name, (point[1] === null ? format(point[2]) : exact(point[1])) + elsewhere]);
+      (point[1] === null ? bad : rows).push([series.itemStyle.color, series.name, (point[1] === null ? format(point[2]) : exact(point[1])) + elsewhere]);
     }
-    rows.push(...this._alarmsAt(x).map((name) => [RED, name, ""]));
-    return this._lines((this.extra.x === "step" ? "Step " : "") + formatX(x, this.extra.x), rows);
+    // Of too many rows the last ones are left out, so what is wrong comes first.
+    return this._lines((this.extra.x === "step" ? "Step " : "") + formatX(x, this.extra.x), [...alarms, ...bad, ...rows]);
   }
 
   _tipOfCell(param) {
@@ -419,7 +420,8 @@ export class Plot {
     const head = document.createElement("b");
     head.textContent = title;
     box.append(head);
-    for (const [color, label, value] of rows.slice(0, 24)) {
+    const shown = rows.length > ROWS ? [...rows.slice(0, ROWS - 1), [null, `${rows.length - ROWS + 1} more`, ""]] : rows;
+    for (const [color, label, value] of shown) {
       const row = document.createElement("div");
       const dot = document.createElement("i");
       if (color) dot.style.background = color; else dot.style.display = "none";
