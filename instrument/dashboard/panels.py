@@ -52,16 +52,18 @@ def layers_over_time(run: Run, metrics: Sequence[str], *, start: int, stop: int,
     width = decimate.width_for(stop - start + 1, COLUMNS)
     columns = {name: run.store.means(name, width=width, start=start, stop=stop) for name in metrics}
     steps, cells, bad, ends, log = maps.layer_cells(columns)
-    steps = [max(step, start) for step in steps]  # buckets begin at multiples of their width, the first one before the run
     return maps.heat_map([_layer(name) for name in metrics], steps, cells, bad=bad, ends=ends, log=log, unit=unit)
 
 
 def layers_at(run: Run, metrics: Sequence[str], *, statistic: str, step: int, unit: str) -> dict[str, Any]:
-    """Bars of the same statistic at one step."""
+    """Bars of the same statistic at one step, of each layer the last value by then."""
     values = [run.store.value_at(name, step) for name in metrics]
     finite = [None if each is None or not math.isfinite(each[1]) else each[1] for each in values]
     chart = maps.bars([_layer(name) for name in metrics], finite, horizontal=True, unit=unit, name=statistic)
-    chart["extra"]["caption"] = f"{statistic} at step {step:,}"
+    measured = sorted({each[0] for each in values if each is not None})
+    at = f"at step {measured[0]:,}" if len(measured) == 1 else f"at steps {measured[0]:,} to {measured[-1]:,}" if measured \
+        else f"not measured by step {step:,}"
+    chart["extra"]["caption"] = f"{statistic} {at}"
     chart["extra"]["bad"] = [index for index, each in enumerate(values) if each is not None and not math.isfinite(each[1])]
     return chart
 

@@ -316,6 +316,26 @@ def test_maps_say_what_they_leave_out(tmp_path, followed, layers, note):
     assert len(browser.options["heat"]["yAxis"]["data"]) == 200
 
 
+def test_maps_name_the_steps_that_were_measured(tmp_path, followed):
+    made = runs_made.Made(tmp_path / "run")
+    made.metrics(*({"step": step, "time": 1e9, "loss": 1.0, **({"grad/norm/a": float(step), "grad/norm/b": 2.0}
+                                                               if step % 100 == 0 else {})} for step in range(1, 2050)))
+    browser = followed(runs=("run",))
+
+    def caption(step):
+        browser.session.view = replace(browser.session.view, at=step)
+        browser.session.forget()
+        return browser.session.message()["charts"]["profile"]["extra"]["caption"]
+
+    heat = browser.session.forget() or browser.session.message()["charts"]["heat"]
+    assert heat["extra"]["steps"] == [(step, step) for step in range(100, 2050, 100)]  # each alone in its bucket of 16
+    assert heat["option"]["xAxis"]["data"] == list(range(100, 2050, 100))
+    assert [caption(step) for step in (99, 100, 199, None)] == [
+        "grad/norm not measured by step 99", "grad/norm at step 100", "grad/norm at step 100", "grad/norm at step 2,000"]
+    made.metrics({"step": 2050, "time": 1e9, "grad/norm/b": 3.0})
+    until(lambda: caption(None) == "grad/norm at steps 2,000 to 2,050")
+
+
 def test_states_of_a_run(tmp_path):
     follower = Follower(Directories([tmp_path]))
     made = runs_made.Made(tmp_path / "run")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from instrument.dashboard import catalog, decimate, maps, panels
+from instrument.dashboard.drawn import Means
 from instrument.dashboard.store import Store
 
 
@@ -168,7 +169,7 @@ def test_means_for_the_heat_map_grow_with_the_run(width):
     for first in range(0, 30, 7):
         store.add_metrics(lines(*({"step": i + 1, "time": 0.0, "a": None if i == 12 else values[i]}
                                   for i in range(first, min(first + 7, 30)))))
-        steps, means, bad = store.means("a", width=width)
+        steps, means, bad, *measured = store.means("a", width=width)
         n = min(first + 7, 30)
         for step, mean, gap in zip(steps, means, bad):
             inside = [values[i] for i in range(n) if (i + 1) // width * width == step]
@@ -176,6 +177,7 @@ def test_means_for_the_heat_map_grow_with_the_run(width):
             expected = [each for each in inside if not math.isnan(each)]
             assert (mean == pytest.approx(np.mean(expected))) if expected else math.isnan(mean)
         assert len(steps) == len({(i + 1) // width for i in range(n)})
+        assert np.stack(measured, 1).tolist() == [[max(step, 1), min(step + width - 1, n)] for step in steps]
 
 
 def test_alarms_begin_end_and_are_void_after_a_resume():
@@ -286,8 +288,9 @@ def test_an_expression_that_takes_long_is_given_up(pick):
 
 
 def test_whether_a_map_is_logarithmic_is_plain():
+    steps = np.array([1, 2])
     for mean in ([-1.0, 2.0], [1.0, 2.0], [1.0, 100.0]):
-        *_, log = maps.layer_cells({"a": (np.array([1, 2]), np.array(mean), np.zeros(2, bool))})
+        *_, log = maps.layer_cells({"a": Means(steps, np.array(mean), np.zeros(2, bool), steps, steps)})
         assert type(log) is bool and log == (mean == [1.0, 100.0])
 
 

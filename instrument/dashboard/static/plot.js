@@ -406,11 +406,10 @@ export class Plot {
   }
 
   _tipOfCell(param) {
-    const rows = this.option.yAxis.data, steps = this.option.xAxis.data;
     const [column, row, , value] = param.value;
-    const next = steps[column + 1];
-    const where = next !== undefined && next - steps[column] > 1 ? `Steps ${steps[column].toLocaleString("en")} to ${(next - 1).toLocaleString("en")}` : `Step ${steps[column].toLocaleString("en")}`;
-    return this._lines(String(rows[row]), [[null, where, param.seriesId === "bad" ? "not finite" : format(value, this.extra.units[0])]]);
+    const [first, last] = this.extra.steps[column].map((step) => step.toLocaleString("en"));
+    const where = first === last ? `Step ${first}` : `Mean of steps ${first} to ${last}`;
+    return this._lines(String(this.option.yAxis.data[row]), [[null, where, param.seriesId === "bad" ? "not finite" : format(value, this.extra.units[0])]]);
   }
 
   // A tooltip, built as nodes.
@@ -447,8 +446,8 @@ export class Plot {
       zr.on("click", (event) => {
         if (!this.on.pick) return;
         const column = this.chart.convertFromPixel({ seriesIndex: 0 }, [event.offsetX, event.offsetY]);
-        const step = column && this.option.xAxis.data[column[0]];
-        if (step !== undefined && this._inside(event)) this.on.pick(step);
+        const steps = column && this.extra.steps[column[0]];
+        if (steps && this._inside(event)) this.on.pick(steps[1]); // by which every layer of the column has its value
       });
       return;
     }
