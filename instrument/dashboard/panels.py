@@ -132,14 +132,10 @@ def units_of(runs: Sequence[Run]) -> dict[str, str]:
 
 
 def threshold(runs: Sequence[Run]) -> float | None:
-    """The gradient norm above which is clipped, where all runs have the same; None where nothing was clipped yet."""
-    found: set[float | None] = set()
-    for run in runs:
-        before, after = run.store.latest("grad/norm"), run.store.latest("grad/norm_clipped")
-        # What was clipped has this norm, to float32 rounding, and what was not has a smaller one.
-        clipped = before is not None and after is not None and after.largest < before.largest * (1 - 1e-5)
-        found.add(float(f"{after.largest:.6g}") if clipped and after is not None else None)
-    return found.pop() if len(found) == 1 else None
+    """The norm that gradients are clipped to, where all runs have the same; None where they do not say."""
+    norms = [run.config.get("max_grad_norm") for run in runs]
+    known = all(type(norm) in (int, float) and norm > 0 and norm == norms[0] for norm in norms)
+    return float(norms[0]) if known else None
 
 
 def number(value: float) -> Any:

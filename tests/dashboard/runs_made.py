@@ -32,7 +32,7 @@ class Made:
         names = [*UNITS, *self.per_layer()]
         (self.directory / "config.json").write_bytes(orjson.dumps({
             "start_time": "2026-01-02T03:04:05+00:00", "command": ["python", "train.py"],
-            "versions": {"python": "3.11.7", "mindspore": "2.10.0"},
+            "versions": {"python": "3.11.7", "mindspore": "2.10.0"}, "max_grad_norm": 1.0,
             "hyper_parameters": {"learning_rate": 3e-4, "batch_size": 32, "max_grad_norm": 1.0, **(hyper_parameters or {})},
             "schema": [{"name": name, "unit": UNITS.get(name, "nats" if "entropy" in name else "1"), "scope": "global",
                         "merge": "mean"} for name in names], **config}))

@@ -411,16 +411,16 @@ def test_where_a_point_stands_for_many_steps_there_is_their_mean_too(tmp_path, f
     assert "smooth:0:loss" not in browser.charts["loss"] and len(browser.charts["loss"]["line:0:loss"]) > 1000
 
 
-def test_the_clipping_threshold_is_what_clipped_gradients_have(tmp_path, followed):
-    made = runs_made.Made(tmp_path / "run", hyper_parameters={"max_grad_norm": None})
-    made.metrics(*({"step": step, "time": 1e9, "grad/norm": 0.5, "grad/norm_clipped": 0.5} for step in range(1, 5)))
-    browser = followed()
-    until(lambda: browser.take() is not None and "grad" in browser.options)
-    levels = [each for each in marks_of(browser, "grad") if "yAxis" in each]
-    assert levels == []
-    made.metrics({"step": 5, "time": 1e9, "grad/norm": 3.0, "grad/norm_clipped": 0.7499999})
-    until(lambda: browser.take() is not None and any("yAxis" in each for each in marks_of(browser, "grad")))
-    assert [each["yAxis"] for each in marks_of(browser, "grad") if "yAxis" in each] == [0.75]
+@pytest.mark.parametrize(("norms", "expected"), [((0.75,), [0.75]), ((None,), []), ((0.75, 0.75), [0.75]), ((0.75, 1.0), []),
+                                                 ((True,), []), ((-1,), []), (("1",), []), (([1],), [])], ids=str)
+def test_the_clipping_threshold_is_the_one_that_is_recorded(tmp_path, followed, norms, expected):
+    names = [f"run{index}" for index in range(len(norms))]
+    for name, norm in zip(names, norms):
+        made = runs_made.Made(tmp_path / name, max_grad_norm=norm)
+        made.metrics({"step": 1, "time": 1e9, "grad/norm": 3.0, "grad/norm_clipped": 0.5})
+    browser = followed(runs=tuple(names))
+    until(lambda: browser.take() is not None and f"line:{len(names) - 1}:grad/norm" in browser.charts.get("grad", ()))
+    assert [each["yAxis"] for each in marks_of(browser, "grad") if "yAxis" in each] == expected
 
 
 def marks_of(browser, chart):
