@@ -287,6 +287,15 @@ def test_an_expression_that_takes_long_is_given_up(pick):
     assert time.monotonic() - begin < 3 and not chart.names and chart.note
 
 
+@pytest.mark.parametrize(("runs", "of_pick", "of_layers"), [(1, 12, 12), (2, 6, 3), (5, 2, 2), (8, 1, 1)])
+def test_a_chart_has_twelve_curves_at_most_and_says_what_it_leaves_out(runs, of_pick, of_layers):
+    names = ["loss", *(f"{kind}/{index}" for kind in ("learning_rate", "attention/entropy") for index in range(40))]
+    found = {spec.id: spec for spec in catalog.charts(names, ["entropy"], runs=runs)}
+    for id, most in (("rate", of_layers), ("entropy", of_layers), ("pick:entropy", of_pick)):
+        assert len(found[id].names) == most and found[id].note == f"{most} of 40 metrics"
+    assert not catalog.charts(names[:4], ["loss"], runs=runs)[0].note
+
+
 def test_whether_a_map_is_logarithmic_is_plain():
     steps = np.array([1, 2])
     for mean in ([-1.0, 2.0], [1.0, 2.0], [1.0, 100.0]):
