@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -73,6 +74,12 @@ class Range(NamedTuple):
         if self.start is not None and self.stop is None:
             return decimate.width_for(view.window * 3 // 2)  # the most that a window is sent of
         return decimate.width_for(self.last - self.first + 1)
+
+
+def whole(view: View, runs: Sequence[Run]) -> tuple[float, float]:
+    """The ends of the x axis where all of the runs is shown."""
+    view = replace(view, first=None, last=None, window=0)
+    return _ends(runs, view, Range.of(view, runs))
 
 
 def of_axis(x: float, view: View) -> int:

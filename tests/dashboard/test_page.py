@@ -197,6 +197,30 @@ def test_a_drag_zooms_all_charts_finer_and_the_address_shows_the_same(shared, lo
                          ".map(point => point.value || point).every(point => point[1] === null || point[1] > 0)")
 
 
+@pytest.mark.parametrize("x", ["step", "time"])
+def test_arrows_stop_at_the_ends_of_the_run_and_keep_the_range(shared, look, x):
+    made = runs_made.Made(shared.runs / f"arrows-{x}")
+    made.metrics(*({"step": step, "time": 1e9 + step, "loss": 1.0} for step in range(1, 401)))
+    made.end("finished", 400)
+    page = look(shared.page(f"arrows-{x}") + f"&x={x}")
+    wait_for_step(page, 399 if x == "time" else 400)
+    holder = page.locator("[data-chart=loss] .iv-holder")
+    holder.focus()
+    page.keyboard.press("ArrowLeft")  # all is shown: there is nowhere to go
+    first, last = (1, 400) if x == "step" else (0, 399)
+    for key, near, then in (("ArrowLeft", first + 6, [first, first + 100]), ("ArrowRight", last - 106, [last - 100, last])):
+        page.evaluate("low => instrumentLive.zoom(low, low + 100)", near)
+        wait_for(page, "low => instrumentLive.cards.get('loss').plot.option.xAxis.min === low", near)
+        for _ in range(3):
+            page.keyboard.press(key)
+            wait_for(page, "low => instrumentLive.cards.get('loss').plot.option.xAxis.min === low", then[0])
+        page.wait_for_timeout(400)
+        assert ends(page, "loss") == then
+    page.keyboard.press("ArrowLeft")
+    wait_for(page, "low => instrumentLive.cards.get('loss').plot.option.xAxis.min === low", last - 125)
+    assert ends(page, "loss") == [last - 125, last - 25]
+
+
 def test_two_runs_beside_each_other(shared, look):
     runs_made.healthy(shared.runs / "a", steps=60, layers=2, rate=1e-3)
     runs_made.healthy(shared.runs / "b", steps=60, layers=2, rate=2e-3)

@@ -90,7 +90,7 @@ export function themes(echarts) {
 }
 
 export class Plot {
-  // on: {zoom(x0, x1), hover(x or null), note(text), pick(step), hide(entry of the legend)}; x in units of the axis. Any may
+  // on: {zoom(x0, x1), move(x), hover(x or null), note(text), pick(step), hide(entry of the legend)}; x in units of the axis. Any may
   // be missing.
   constructor(echarts, element, dark, on = {}) {
     this.echarts = echarts;
@@ -466,8 +466,7 @@ export class Plot {
         const area = this._area();
         const limit = (pixel) => Math.min(Math.max(pixel, area.x), area.x + area.width);
         if (pan) {
-          const moved = x(start) - x(to);
-          this.on.zoom(this.option.xAxis.min + moved, this.option.xAxis.max + moved);
+          if (this.on.move) this.on.move(x(start) - x(to));
         } else {
           this.on.zoom(...[x(limit(start)), x(limit(to))].sort((a, b) => a - b));
         }
