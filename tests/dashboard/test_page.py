@@ -263,6 +263,24 @@ def test_metrics_are_picked_by_expression(shared, look):
     assert "pick=" in page.url
 
 
+def test_a_choice_that_an_address_would_not_keep_is_refused_at_once(shared, look):
+    runs_made.healthy(shared.runs / "page14", steps=20, layers=2)
+    page = look(shared.page("page14"))
+    wait_for_step(page, 20)
+    picks = page.locator(".iv-picks input")
+    for text in ("los+" + "s?" * 148, "los+" + "s?" * 149):  # of 300 and of 302 characters
+        picks.fill(text)
+        page.keyboard.press("Enter")
+        page.wait_for_selector("article.iv-id-pick")
+    notice = page.locator(".q-notification")
+    notice.wait_for()
+    assert "300 characters at most, and this one has 302" in notice.inner_text()
+    assert page.locator(".iv-picks .q-chip").count() == page.locator("article.iv-id-pick").count() == 1
+    page.wait_for_url("**pick=**")
+    page.reload()
+    page.wait_for_selector("article.iv-id-pick .iv-legend :text('loss')")
+
+
 EVIL = "<img src=x onerror=\"window.hacked=1\"></script><script>window.hacked=1</script>{{1+1}}`${window.hacked=1}`"
 
 

@@ -15,7 +15,7 @@ from instrument.dashboard.curves import of_axis
 from instrument.dashboard.discovery import Directories
 from instrument.dashboard.follow import Follower
 from instrument.dashboard.session import Session, moved
-from instrument.dashboard.view import View
+from instrument.dashboard.view import LENGTH, MOST_CHANGES, MOST_PICKS, MOST_RUNS, View
 
 
 class Browser:
@@ -478,6 +478,14 @@ def test_what_one_hides_enlarges_and_filters_is_in_the_address(tmp_path, followe
     assert {row["name"] for row in browser.state["table"]["rows"]} >= {"grad/norm", "weight/norm"}
     assert all("norm" in row["name"] for row in browser.state["table"]["rows"])
     assert moved(view, "hide", "loss|val/loss").hidden == ()
+
+
+def test_an_address_keeps_all_that_a_view_may_have():
+    long = "é" * LENGTH
+    view = View(runs=tuple(f"run{i}" for i in range(MOST_RUNS)), picks=tuple(f"{i:02}{long[2:]}" for i in range(MOST_PICKS)),
+                scales=tuple(f"a{i}" for i in range(MOST_CHANGES)), hidden=tuple(f"b{i}" for i in range(MOST_CHANGES)),
+                first=3, last=9, smooth=7, heat=long, at=5, histogram=long, text=long, large=long, filter=long, theme="dark")
+    assert View.of_query(view.query()) == view
 
 
 def test_without_a_choice_the_run_that_began_last_is_shown_and_stays(tmp_path, followed):
