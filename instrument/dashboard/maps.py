@@ -142,7 +142,7 @@ def layer_cells(columns: Mapping[str, Means]) \
     np.maximum.at(last, column_of, joined.last)
     every = joined.means[np.isfinite(joined.means)]
     # A few wild values must not leave the others one colour.
-    low, high = (float(each) for each in np.quantile(every, (0.01, 0.99))) if len(every) else (0.0, 1.0)
+    low, high = np.sort(every)[[round(share * (len(every) - 1)) for share in (0.01, 0.99)]].tolist() if len(every) else (0.0, 1.0)
     log = bool(len(every) and every.min() > 0 and high > 8 * low)
     cells: list[list[Any]] = []
     bad: list[list[Any]] = []
@@ -153,8 +153,13 @@ def layer_cells(columns: Mapping[str, Means]) \
             if flag:
                 bad.append([place[start], row, 0, None])  # drawn only with some value to be coloured
             elif math.isfinite(value):
-                cells.append([place[start], row, float(f"{color:.4g}"), float(f"{value:.5g}")])
+                cells.append([place[start], row, _rounded(color, 4), _rounded(value, 5)])
     cells.sort(key=lambda cell: cell[0])
     bad.sort(key=lambda cell: cell[0])
     ends = (math.log10(low), math.log10(high)) if log else (low, high)
     return list(zip(first.tolist(), last.tolist())), cells, bad, ends, log
+
+
+def _rounded(value: float, digits: int) -> float:
+    short = float(f"{value:.{digits}g}")
+    return short if math.isfinite(short) else value

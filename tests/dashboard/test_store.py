@@ -1,6 +1,7 @@
 """Columns of a run, and which of their points are drawn."""
 import math
 import time
+from fractions import Fraction
 from types import SimpleNamespace
 
 import numpy as np
@@ -225,6 +226,20 @@ def test_after_one_huge_value_smoothing_is_what_it_was():
     assert smooth[300] == pytest.approx(1e20 / 51)
     values[300] = 1e308
     assert np.isfinite(decimate.centred_mean(steps, values, 51)).all()
+
+
+@given(arrays(np.float64, 12, elements=st.sampled_from([1.7976931348623157e308, 1e308, -1e308, 1.0, np.nan])))
+def test_means_of_huge_values_are_finite(values):
+    starts, steps, finite = np.array([0, 3, 9]), np.arange(12), np.isfinite(values)
+    means, bad = decimate.bucket_means(values, starts)
+    for mean, part in zip(means, np.split(values, starts[1:])):
+        there = part[np.isfinite(part)]
+        expected = float(sum(map(Fraction, there)) / len(there)) if len(there) else np.nan
+        assert mean == pytest.approx(expected, nan_ok=True, rel=1e-12, abs=1e293)  # of 1e308, what is left of a difference
+    assert (np.isfinite(decimate.centred_mean(steps, values, 5)) == finite).all()
+    row = Means(starts, means, bad > 0, starts, starts)
+    _, cells, _, ends, _ = maps.layer_cells({"a": row})
+    assert np.isfinite([*ends, *(number for cell in cells for number in cell)]).all()
 
 
 @given(st.data())
