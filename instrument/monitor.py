@@ -353,7 +353,7 @@ class TrainingMonitor(_OldHooks):
         self._named = len(schema)
         if self._place is not None:
             with self._reported("config.json"):
-                self._place.name_metrics(schema)
+                self._place.name_metrics(schema, self._outputs.max_grad_norm if self._outputs is not None else None)
 
     def _observe(self, params: Any, call: int, run_context: Any) -> None:
         """Take the outputs of the call just made; they are read now, or after the next one."""

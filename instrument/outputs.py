@@ -115,6 +115,11 @@ class StepOutputs:
         return int(getattr(self.cell, "accumulate", 1))
 
     @property
+    def max_grad_norm(self) -> float | None:
+        """The norm that the step clips its gradients to; None where it does not."""
+        return getattr(self.cell, "clips_at", getattr(self.cell, "max_grad_norm", None))
+
+    @property
     def window(self) -> int | None:
         """How many steps are kept on the device."""
         return getattr(self.cell, "window", None)

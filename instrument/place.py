@@ -32,6 +32,7 @@ class Place:
     def __init__(self, path: str | os.PathLike[str], *, resume: bool, config: Mapping[str, Any], rank: int, ranks: int):
         self._path, self._rank = path, rank
         self._schema: Schema | None = None
+        self._max_grad_norm: float | None = None
         self._asked = False  # for the step after which the run goes on
         self._goes_on_after: int | None = None
         stage, stages = _compat.pipeline_stage() if ranks > 1 else (None, None)
@@ -91,13 +92,13 @@ class Place:
             finally:
                 self.run.close()
 
-    def name_metrics(self, schema: Schema) -> None:
-        """Store what the step's vector holds."""
-        self._schema = schema
+    def name_metrics(self, schema: Schema, max_grad_norm: float | None = None) -> None:
+        """Store what the step's vector holds, and the norm that the step clips its gradients to."""
+        self._schema, self._max_grad_norm = schema, max_grad_norm
         self._store_schema()
 
     def _store_schema(self) -> None:
         if self.run is not None and self._schema is not None:
             # Another rank describes what it records: with a thousand of them, the same for all would be hundreds of megabytes.
             metrics = [metric for metric in self._schema if self._rank == 0 or metric.scope != "global"]
-            runs.write_schema(self.run, metrics, self._schema.histogram_names)
+            runs.write_schema(self.run, metrics, self._schema.histogram_names, max_grad_norm=self._max_grad_norm)

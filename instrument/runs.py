@@ -226,17 +226,22 @@ def _object(file: Path) -> dict[str, Any]:
     return {}
 
 
-def write_schema(run: str | os.PathLike[str], metrics: Iterable[Metric], histograms: Iterable[str] = ()) -> None:
+def write_schema(run: str | os.PathLike[str], metrics: Iterable[Metric], histograms: Iterable[str] = (), *,
+                 max_grad_norm: float | None = None) -> None:
     """Add the schema to the run's `config.json`.
 
     Args:
         run: The run, or its directory.
         metrics: Stored as `schema`, a list of `{name, unit, scope, merge}` in the vector's order.
         histograms: Names, stored as `histograms`.
+        max_grad_norm: The norm that the step clips its gradients to, stored likewise; None where it does not.
     """
     content = run.config if isinstance(run, Run) else read_config(run)
     content["schema"] = [asdict(metric) for metric in metrics]
     content["histograms"] = list(histograms)
+    content.pop("max_grad_norm", None)  # of the step before a resume
+    if max_grad_norm is not None:
+        content["max_grad_norm"] = float(max_grad_norm)
     lines.replace(Path(run) / CONFIG, content)
 
 

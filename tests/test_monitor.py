@@ -129,12 +129,13 @@ class TwoLosses(nn.Cell):
         return {"total": loss, "half": loss * 0.5}
 
 
-def test_parts_of_the_loss_are_in_the_schema_of_the_run(tmp_path):
+def test_parts_of_the_loss_and_the_clipping_are_in_the_config_of_the_run(tmp_path):
     net = TwoLosses()
-    step = InstrumentedStep(net, nn.SGD(net.trainable_params(), 0.1), loss_key="total")
+    step = InstrumentedStep(net, nn.SGD(net.trainable_params(), 0.1), loss_key="total", max_grad_norm=0.5)
     Model(step).train(1, dataset(3), callbacks=[TrainingMonitor(tmp_path / "run")], dataset_sink_mode=False)
-    schema = orjson.loads((tmp_path / "run" / "config.json").read_bytes())["schema"]
-    assert "loss/half" in step.schema.names and [metric["name"] for metric in schema] == list(step.schema.names)
+    config = orjson.loads((tmp_path / "run" / "config.json").read_bytes())
+    assert "loss/half" in step.schema.names and [each["name"] for each in config["schema"]] == list(step.schema.names)
+    assert config["max_grad_norm"] == 0.5
 
 
 def test_a_plain_train_cell_gives_the_loss(mode):

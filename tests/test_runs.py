@@ -150,6 +150,8 @@ def test_the_schema_joins_the_config(tmp_path):
                         {"name": "loss", "unit": "loss", "scope": "local", "merge": "mean"}], "histograms": ["histogram/a"]}
     runs.write_schema(run, metrics, ["histogram/a"])
     assert config_of(tmp_path) == run.config == {**before, **added}
+    runs.write_schema(tmp_path, metrics, max_grad_norm=1)
+    assert config_of(tmp_path) == {**before, **added, "histograms": [], "max_grad_norm": 1.0}
     runs.write_schema(tmp_path, metrics)
     assert config_of(tmp_path) == {**before, **added, "histograms": []}
     run.close()

@@ -17,7 +17,7 @@ UNITS = {"learning_rate": "1", "step_time": "seconds", "data_wait": "seconds", "
          "perplexity": "1"}
 # More curves in one chart are no longer told apart; the heat map shows all.
 MOST_CURVES = 12
-_MOST_OF_SEVERAL = 3  # of each run: as many as there are kinds of dashes
+_MOST_OF_EACH = 3  # of several runs: as many as there are kinds of dashes
 
 # An expression comes in an address, which anybody may have made, and some of these keep a processor busy for ever.
 _SECONDS = 0.2  # for an expression on all names
@@ -66,7 +66,7 @@ def charts(names: Sequence[str], picks: Iterable[str] = (), *, units: Mapping[st
         names: Metrics, in the order in which curves are to be.
         picks: Names or regular expressions, each one a chart of its own.
         units: `{name: unit}`: a pick with metrics of several units or kinds gets several axes.
-        runs: How many are shown in each chart: of several, each shows fewer layers.
+        runs: How many are shown in each chart: of several, each shows fewer metrics.
 
     Returns:
         The core charts, whether there are values or not, picks, and whatever else there is a metric for.
@@ -79,13 +79,15 @@ def charts(names: Sequence[str], picks: Iterable[str] = (), *, units: Mapping[st
     def starting(prefix: str) -> tuple[str, ...]:
         return tuple(name for name in names if name.startswith(prefix))
 
-    most = MOST_CURVES if runs == 1 else _MOST_OF_SEVERAL
+    most = MOST_CURVES if runs < 2 else min(MOST_CURVES // runs, _MOST_OF_EACH)
+    rates = there("learning_rate") + starting("learning_rate/")
     core = (("loss", "Loss", there("loss", "val/loss"), "loss"),
-            ("rate", "Learning rate", there("learning_rate") + starting("learning_rate/"), "learning_rate"),
+            ("rate", "Learning rate", _spread(rates, most), "learning_rate"),
             ("grad", "Gradient norm", there("grad/norm", "grad/norm_clipped"), "grad/norm"))
     found = [Spec(id, title, "", (have_of or (usual,),), log=(id == "grad",), smooth=id != "rate",
-                  note="" if have_of or not names else f"no {usual} recorded") for id, title, have_of, usual in core]
-    found += [picked(pick, names, units or {}) for pick in picks]
+                  note=(_left_out(rates, most) if id == "rate" else "") if have_of or not names else f"no {usual} recorded")
+             for id, title, have_of, usual in core]
+    found += [picked(pick, names, units or {}, MOST_CURVES // max(runs, 1)) for pick in picks]
     throughput = there("tokens_per_second") or there("samples_per_second") or there("step_time")
     wait = there("data_wait_fraction") or there("data_wait")
     rest = [Spec("throughput", _title(("Step time" if "step_time" in throughput else "Throughput", throughput),
@@ -122,8 +124,8 @@ def _title(*parts: tuple[str, tuple[str, ...]]) -> str:
     return text[:1].upper() + text[1:]
 
 
-def picked(pick: str, names: Sequence[str], units: Mapping[str, str]) -> Spec:
-    """The chart of a name, or of all names that a regular expression finds."""
+def picked(pick: str, names: Sequence[str], units: Mapping[str, str], most: int = MOST_CURVES) -> Spec:
+    """The chart of a name, or of the names that a regular expression finds: of too many, some."""
     id, note = f"pick:{pick}", ""
     if pick in names:
         found: tuple[str, ...] = (pick,)
@@ -135,8 +137,7 @@ def picked(pick: str, names: Sequence[str], units: Mapping[str, str]) -> Spec:
             found, note = (), f"no regular expression: {error}"
         except TimeoutError:
             found, note = (), "this regular expression takes too long"
-    if len(found) > MOST_CURVES:
-        found, note = _spread(found), f"{MOST_CURVES} of {len(found)}"
+    found, note = _spread(found, most), note or _left_out(found, most)
     axes: dict[tuple[str, str], list[str]] = {}
     for name in found:
         # What is of one kind shares an axis, as `loss` and `val/loss` do. Three axes are all that one can read.
@@ -200,12 +201,15 @@ def _short(value: object) -> str:
 
 
 def _capped(id: str, title: str, section: str, names: tuple[str, ...], most: int, *, ordered: bool = False) -> Spec:
-    note = f"{most} of {len(names)}" if len(names) > most else ""
-    return Spec(id, title, section, (_spread(names, most),), ordered=ordered, note=note)
+    return Spec(id, title, section, (_spread(names, most),), ordered=ordered, note=_left_out(names, most))
 
 
-def _spread(names: tuple[str, ...], most: int = MOST_CURVES) -> tuple[str, ...]:
+def _left_out(names: tuple[str, ...], most: int) -> str:
+    return f"{most} of {len(names)} metrics" if len(names) > most else ""
+
+
+def _spread(names: tuple[str, ...], most: int) -> tuple[str, ...]:
     """At most so many, evenly spaced: of layers the first, the last, and some between."""
     if len(names) <= most:
         return names
-    return tuple(names[round(index * (len(names) - 1) / (most - 1))] for index in range(most))
+    return tuple(names[round(index * (len(names) - 1) / max(most - 1, 1))] for index in range(most))

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -75,6 +76,12 @@ class Range(NamedTuple):
         return decimate.width_for(self.last - self.first + 1)
 
 
+def whole(view: View, runs: Sequence[Run]) -> tuple[float, float]:
+    """The ends of the x axis where all of the runs is shown."""
+    view = replace(view, first=None, last=None, window=0)
+    return _ends(runs, view, Range.of(view, runs))
+
+
 def of_axis(x: float, view: View) -> int:
     """A place on the x axis as an end of a view's range."""
     if view.x == "step":
@@ -98,7 +105,7 @@ def _times(view: View, runs: Sequence[Run]) -> list[tuple[float, float]] | None:
 
 
 def _start(run: Run) -> float:
-    at = run.store.first_time
+    at = run.start()
     return at if at == at else 0.0
 
 
@@ -130,7 +137,8 @@ class Curves:
         threshold = panels.threshold(runs) if spec.id == "grad" else None
         ends, smooth = _ends(runs, view, shown), _smoothing(spec, view, width)
         signature = (spec, [(run.name, id(run.store), run.store.generation) for run in runs], width,
-                     [(each.start, each.stop) for each in shown], view.x, smooth, log, threshold,
+                     [(each.start, each.stop) for each in shown], view.x, view.x == "time" and [_start(run) for run in runs],
+                     smooth, log, threshold,
                      [run.store.latest(name) is not None for _, run, name, _ in wanted], dict(differs))
         if signature == self._signature:
             return self._grown(wanted, view, shown, width, smooth, marks, threshold, ends)
@@ -215,7 +223,7 @@ def _without_shared(name: str, spec: catalog.Spec) -> str:
 def _xs(run: Run, curve: Curve, view: View) -> np.ndarray:
     if view.x == "step":
         return curve.steps
-    return np.round(curve.times * 1000) if view.x == "clock" else np.round(curve.times - run.store.first_time, 3)
+    return np.round(curve.times * 1000) if view.x == "clock" else np.round(curve.times - _start(run), 3)
 
 
 def _x_of(run: Run, view: View, step: int) -> float:
@@ -224,7 +232,7 @@ def _x_of(run: Run, view: View, step: int) -> float:
     at = run.store.time_at(step)
     if at != at:
         return 0.0
-    return round(at * 1000) if view.x == "clock" else round(at - run.store.first_time, 3)
+    return round(at * 1000) if view.x == "clock" else round(at - _start(run), 3)
 
 
 def _ends(runs: Sequence[Run], view: View, shown: Sequence[Range]) -> tuple[float, float]:

@@ -12,6 +12,8 @@ import numpy as np
 # So many buckets of two points each are on the wire for a curve that is not zoomed in, at most.
 BUCKETS = 1000
 
+_LARGEST = float(np.finfo(np.float64).max)
+
 
 def width_for(span: int, buckets: int = BUCKETS) -> int:
     """The width of buckets, a power of two, with which `span` steps make at most `buckets` of them.
@@ -86,11 +88,23 @@ def bucket_means(values: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np
         float64 [buckets], NaN where none is finite; int64 [buckets].
     """
     finite = np.isfinite(values)
-    sums = np.add.reduceat(np.where(finite, values, 0.0), starts)
+    small, scale = _scaled(values, finite)
     counts = np.add.reduceat(finite.astype(np.int64), starts)
     lengths = np.diff(np.append(starts, len(values)))
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(counts > 0, sums / counts, np.nan), lengths - counts
+    return _means(np.add.reduceat(small, starts), counts, scale), lengths - counts
+
+
+def _scaled(values: np.ndarray, finite: np.ndarray) -> tuple[np.ndarray, float]:
+    """The finite values, 0 for others, divided by a power of two with which their sums are finite; and that power."""
+    kept = np.where(finite, values, 0.0)
+    scale = 2.0 ** 60 if len(kept) and np.abs(kept).max() > 2.0 ** 960 else 1.0
+    return (kept / scale if scale > 1 else kept), scale
+
+
+def _means(sums: np.ndarray, counts: np.ndarray, scale: float) -> np.ndarray:
+    """Means of scaled values, NaN where there is none."""
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        return np.clip(sums / counts * scale, -_LARGEST, _LARGEST)  # rounded up, the mean of the largest would be infinite
 
 
 def centred_mean(steps: np.ndarray, values: np.ndarray, window: int) -> np.ndarray:
@@ -116,10 +130,9 @@ def centred_mean(steps: np.ndarray, values: np.ndarray, window: int) -> np.ndarr
         return np.full(len(values), np.nan)
     begin = np.searchsorted(steps, steps - window // 2)
     end = np.searchsorted(steps, steps + after(window), side="right")
-    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        counts = np.concatenate([[0], np.cumsum(finite)])
-        means = _window_sums(np.where(finite, values, 0.0), begin, end) / (counts[end] - counts[begin])
-    return np.where(finite, means, np.nan)
+    counts = np.concatenate([[0], np.cumsum(finite)])
+    small, scale = _scaled(values, finite)
+    return np.where(finite, _means(_window_sums(small, begin, end), counts[end] - counts[begin], scale), np.nan)
 
 
 def _window_sums(values: np.ndarray, begin: np.ndarray, end: np.ndarray) -> np.ndarray:

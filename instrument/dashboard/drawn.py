@@ -1,7 +1,11 @@
-"""`Curve`: the few points of a metric that are drawn, and how it grows. `decimate.py` has the mathematics."""
+"""`Curve`: the few points of a metric that are drawn, and how it grows; `Means`: a row of a heat map.
+
+`decimate.py` has the mathematics.
+"""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,6 +37,26 @@ class Curve:
     generation: int
     settled: int
     row: int
+
+
+class Means(NamedTuple):
+    """What a heat map shows of a metric: means over buckets.
+
+    Attributes:
+        starts: int64 [n], where the buckets begin.
+        means: float64 [n], of the finite values; NaN where there is none.
+        bad: bool [n], whether some were not finite.
+        first, last: int64 [n], the first and the last step with a value.
+    """
+
+    starts: np.ndarray
+    means: np.ndarray
+    bad: np.ndarray
+    first: np.ndarray
+    last: np.ndarray
+
+
+NO_MEANS = Means(np.empty(0, np.int64), np.empty(0), np.empty(0, bool), np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 def points(table: Table, column: Column, begin: int, end: int, width: int, smooth: int) -> Curve:

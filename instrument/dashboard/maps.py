@@ -9,18 +9,19 @@ import numpy as np
 
 from instrument.bins import HIGHEST, LOWEST, NONFINITE, OCTAVES, ZERO
 from instrument.dashboard.charts import ALARM, COLORS, RAMP
+from instrument.dashboard.drawn import Means
 
 # Drawn at once: in parts, as ECharts does with thousands of cells, half of a map may stand there for a while.
 _CELLS = {"type": "heatmap", "animation": False, "progressiveThreshold": 10**9, "emphasis": {"disabled": True}}
 
 
-def heat_map(rows: Sequence[str], steps: Sequence[int], cells: list[list[Any]], *, bad: Sequence[list[Any]] = (),
+def heat_map(rows: Sequence[str], steps: Sequence[tuple[int, int]], cells: list[list[Any]], *, bad: Sequence[list[Any]] = (),
              ends: tuple[float, float] = (0.0, 1.0), log: bool = False, unit: str = "1") -> dict[str, Any]:
     """A map of colours: a row a layer, or a row a bin of a histogram; a column a stretch of steps.
 
     Args:
         rows: Labels, from below.
-        steps: First step of each column.
+        steps: Of each column, the first and the last step at which something was measured.
         cells: [column, row, what is coloured, value]; the third is the value or its logarithm (`log`).
         bad: The same where something was not finite, which has a colour of its own.
         ends: Range of what is coloured.
@@ -30,7 +31,7 @@ def heat_map(rows: Sequence[str], steps: Sequence[int], cells: list[list[Any]], 
     return {"kind": "heat",
             "option": {"animation": False, "grid": {"left": 8, "right": 8, "top": 10, "bottom": 58, "containLabel": True},
                        "tooltip": {"trigger": "item", "confine": True},
-                       "xAxis": {"type": "category", "data": list(steps), "splitLine": {"show": False},
+                       "xAxis": {"type": "category", "data": [first for first, _ in steps], "splitLine": {"show": False},
                                  "axisTick": {"show": False}, "axisLabel": {"hideOverlap": True}},
                        "yAxis": {"type": "category", "data": list(rows), "splitLine": {"show": False},
                                  "axisTick": {"show": False}, "axisLabel": {"hideOverlap": True, "width": 120,
@@ -41,7 +42,7 @@ def heat_map(rows: Sequence[str], steps: Sequence[int], cells: list[list[Any]], 
                                      "inRange": {"color": list(RAMP)}, "textGap": 6},
                        "series": [{**_CELLS, "id": "cells", "data": cells},
                                   {**_CELLS, "id": "bad", "data": list(bad), "itemStyle": {"color": ALARM}}]},
-            "extra": {"log": log, "units": [unit]}}
+            "extra": {"log": log, "units": [unit], "steps": list(steps)}}
 
 
 def bars(labels: Sequence[str], values: Sequence[float | None], *, unit: str = "1", name: str = "", horizontal: bool = False,
@@ -96,7 +97,7 @@ def histogram_map(snapshots: Sequence[tuple[int, int, np.ndarray]], *, most: int
             share = int(counts[index]) / total
             cells.append([column, row[first + index], round(math.log10(share), 3), share])
     least = min((cell[2] for cell in cells), default=-1.0)
-    return heat_map([bin_label(index) for index in used], [step for step, _, _ in shown], cells,
+    return heat_map([bin_label(index) for index in used], [(step, step) for step, _, _ in shown], cells,
                     ends=(max(least, -4.0), 0.0), log=True, unit="fraction")
 
 
@@ -122,35 +123,43 @@ def both_ends(items: Sequence[Any], first: int, last: int) -> list[Any]:
     return list(items) if len(items) <= first + last else [*items[:first], *items[-last:]]
 
 
-def layer_cells(columns: Mapping[str, tuple[np.ndarray, np.ndarray, np.ndarray]]) \
-        -> tuple[list[int], list[list[Any]], list[list[Any]], tuple[float, float], bool]:
+def layer_cells(columns: Mapping[str, Means]) \
+        -> tuple[list[tuple[int, int]], list[list[Any]], list[list[Any]], tuple[float, float], bool]:
     """Cells of a heat map of layers.
 
     Args:
-        columns: `{metric: (first steps of buckets, means, whether some were not finite)}`, the first layer first; as
-            `Store.means` gives them for one width.
+        columns: `{metric: means}`, the first layer first, of one width.
 
     Returns:
-        First steps of the columns, cells and bad cells in the order of columns, range of colours, whether it is logarithmic.
+        First and last steps with a value of each column, cells and bad cells in the order of columns, range of colours,
+        whether it is logarithmic.
     """
-    steps = sorted({int(step) for first, _, _ in columns.values() for step in first})
-    place = {step: index for index, step in enumerate(steps)}
-    means = [mean[np.isfinite(mean)] for _, mean, _ in columns.values()]
-    every = np.concatenate(means) if means else np.empty(0)
+    joined = Means(*map(np.concatenate, zip(*columns.values())))
+    starts, column_of = np.unique(joined.starts, return_inverse=True)
+    place = {start: index for index, start in enumerate(starts.tolist())}
+    first, last = np.full(len(starts), np.iinfo(np.int64).max), np.full(len(starts), np.iinfo(np.int64).min)
+    np.minimum.at(first, column_of, joined.first)
+    np.maximum.at(last, column_of, joined.last)
+    every = joined.means[np.isfinite(joined.means)]
     # A few wild values must not leave the others one colour.
-    low, high = (float(each) for each in np.quantile(every, (0.01, 0.99))) if len(every) else (0.0, 1.0)
+    low, high = np.sort(every)[[round(share * (len(every) - 1)) for share in (0.01, 0.99)]].tolist() if len(every) else (0.0, 1.0)
     log = bool(len(every) and every.min() > 0 and high > 8 * low)
     cells: list[list[Any]] = []
     bad: list[list[Any]] = []
-    for row, (first, mean, wrong) in enumerate(columns.values()):
+    for row, each in enumerate(columns.values()):
         with np.errstate(divide="ignore", invalid="ignore"):
-            shade = np.log10(mean) if log else mean
-        for step, value, color, flag in zip(first.tolist(), mean.tolist(), shade.tolist(), wrong.tolist()):
+            shade = np.log10(each.means) if log else each.means
+        for start, value, color, flag in zip(each.starts.tolist(), each.means.tolist(), shade.tolist(), each.bad.tolist()):
             if flag:
-                bad.append([place[step], row, 0, None])  # drawn only with some value to be coloured
+                bad.append([place[start], row, 0, None])  # drawn only with some value to be coloured
             elif math.isfinite(value):
-                cells.append([place[step], row, float(f"{color:.4g}"), float(f"{value:.5g}")])
+                cells.append([place[start], row, _rounded(color, 4), _rounded(value, 5)])
     cells.sort(key=lambda cell: cell[0])
     bad.sort(key=lambda cell: cell[0])
     ends = (math.log10(low), math.log10(high)) if log else (low, high)
-    return steps, cells, bad, ends, log
+    return list(zip(first.tolist(), last.tolist())), cells, bad, ends, log
+
+
+def _rounded(value: float, digits: int) -> float:
+    short = float(f"{value:.{digits}g}")
+    return short if math.isfinite(short) else value

@@ -18,7 +18,7 @@ from nicegui.element import Element
 
 from instrument.dashboard.desk import Desk
 from instrument.dashboard.follow import Follower
-from instrument.dashboard.view import AUTO, MOST_PICKS, MOST_RUNS, SMOOTHING, THEMES, WINDOWS, X_AXES, View
+from instrument.dashboard.view import AUTO, LENGTH, MOST_PICKS, MOST_RUNS, SMOOTHING, THEMES, WINDOWS, X_AXES, View
 
 STATIC = Path(__file__).parent / "static"
 _ICONS = {"auto": "brightness_auto", "light": "light_mode", "dark": "dark_mode"}
@@ -65,8 +65,7 @@ class _Bar:
                                           lambda value: self._set(runs=value[:MOST_RUNS]),
                                           self._run_names(), list(view.runs), several=True)
                 self._picks = self._select("More charts: name or regex", "iv-picks",
-                                           lambda value: self._set(picks=value[:MOST_PICKS]),
-                                           self._metric_names(), list(view.picks), several=True, new=True)
+                                           self._set_picks, self._metric_names(), list(view.picks), several=True, new=True)
                 self._x = self._select("X axis", "iv-x", lambda value: self._set(x=value), dict(X_AXES), view.x)
                 self._window = self._select("Steps", "iv-window", self._set_window, _windows(view), _window(view))
                 self._smooth = self._select("Smoothing", "iv-smooth", lambda value: self._set(smooth=value),
@@ -94,6 +93,15 @@ class _Bar:
     def _set_window(self, value: Any) -> None:
         if value != -1:
             self._set(window=int(value or 0), first=None, last=None)
+
+    def _set_picks(self, value: tuple[str, ...]) -> None:
+        kept = tuple(pick for pick in value if len(pick) <= LENGTH)[:MOST_PICKS]
+        if kept != value:  # an address does not keep what is left out
+            ui.notify(f"A page has {MOST_PICKS} chosen charts at most." if len(value) > MOST_PICKS else
+                      f"A name or an expression has {LENGTH} characters at most, and this one has {max(map(len, value))}.",
+                      type="warning", timeout=10_000)
+            self._picks.value = list(kept)
+        self._set(picks=kept)
 
     def _next_theme(self) -> None:
         self._set(theme=THEMES[(THEMES.index(self._desk.view.theme) + 1) % len(THEMES)])

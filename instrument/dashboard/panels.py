@@ -52,16 +52,18 @@ def layers_over_time(run: Run, metrics: Sequence[str], *, start: int, stop: int,
     width = decimate.width_for(stop - start + 1, COLUMNS)
     columns = {name: run.store.means(name, width=width, start=start, stop=stop) for name in metrics}
     steps, cells, bad, ends, log = maps.layer_cells(columns)
-    steps = [max(step, start) for step in steps]  # buckets begin at multiples of their width, the first one before the run
     return maps.heat_map([_layer(name) for name in metrics], steps, cells, bad=bad, ends=ends, log=log, unit=unit)
 
 
 def layers_at(run: Run, metrics: Sequence[str], *, statistic: str, step: int, unit: str) -> dict[str, Any]:
-    """Bars of the same statistic at one step."""
+    """Bars of the same statistic at one step, of each layer the last value by then."""
     values = [run.store.value_at(name, step) for name in metrics]
     finite = [None if each is None or not math.isfinite(each[1]) else each[1] for each in values]
     chart = maps.bars([_layer(name) for name in metrics], finite, horizontal=True, unit=unit, name=statistic)
-    chart["extra"]["caption"] = f"{statistic} at step {step:,}"
+    measured = sorted({each[0] for each in values if each is not None})
+    at = f"at step {measured[0]:,}" if len(measured) == 1 else f"at steps {measured[0]:,} to {measured[-1]:,}" if measured \
+        else f"not measured by step {step:,}"
+    chart["extra"]["caption"] = f"{statistic} {at}"
     chart["extra"]["bad"] = [index for index, each in enumerate(values) if each is not None and not math.isfinite(each[1])]
     return chart
 
@@ -130,14 +132,10 @@ def units_of(runs: Sequence[Run]) -> dict[str, str]:
 
 
 def threshold(runs: Sequence[Run]) -> float | None:
-    """The gradient norm above which is clipped, where all runs have the same; None where nothing was clipped yet."""
-    found: set[float | None] = set()
-    for run in runs:
-        before, after = run.store.latest("grad/norm"), run.store.latest("grad/norm_clipped")
-        # What was clipped has this norm, to float32 rounding, and what was not has a smaller one.
-        clipped = before is not None and after is not None and after.largest < before.largest * (1 - 1e-5)
-        found.add(float(f"{after.largest:.6g}") if clipped and after is not None else None)
-    return found.pop() if len(found) == 1 else None
+    """The norm that gradients are clipped to, where all runs have the same; None where they do not say."""
+    norms = [run.config.get("max_grad_norm") for run in runs]
+    known = all(type(norm) in (int, float) and norm > 0 and norm == norms[0] for norm in norms)
+    return float(norms[0]) if known else None
 
 
 def number(value: float) -> Any:

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,7 @@ class Run:
             if directory is not None and not directory.is_symlink():
                 self._losses = SeriesTail(directory, runs.METRICS)
         if self._losses is not None:
-            tails.append((self._losses, functools.partial(self.store.add_metrics, wanted=reading.is_of_the_loss)))
+            tails.append((self._losses, functools.partial(self.store.add_metrics, wanted=reading.is_of_the_loss, source=1)))
         return tails
 
     def _is_ours(self, name: str) -> bool:
@@ -167,6 +168,18 @@ class Run:
         if age > max(_STALLED, _PAUSES * (self.store.pace(50) or 0)):
             return "stalled", f"stalled since {_clock(self.store.last_time)}"
         return "running", "running"
+
+    def start(self) -> float:
+        """When the run began, in seconds since 1970 by the clock of the newest record: where the axis of time has its zero.
+
+        As `config.json` says, since the files with the first records may have been deleted. NaN where nothing tells.
+        """
+        first = self.store.first_time
+        try:
+            began = datetime.fromisoformat(str(self.config.get("start_time"))).timestamp() - self.store.put_back
+        except (ValueError, OverflowError, OSError):
+            return first
+        return first if first < began else began
 
     def total_steps(self) -> int | None:
         """How many steps the run will have, as far as its configuration says."""

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from instrument.dashboard import catalog, maps, panels
-from instrument.dashboard.curves import Curves, Range
+from instrument.dashboard.curves import Curves, Range, whole
 from instrument.dashboard.follow import Follower
 from instrument.dashboard.run import Run
 from instrument.dashboard.view import LENGTH, MOST_CHANGES, MOST_RUNS, View
@@ -85,6 +85,7 @@ class Session:
         changed: dict[str, Any] = {}
         if ready:
             shown = Range.of(view, ready)
+            self._put(message, "whole", whole(view, ready))
             labels = {head["name"]: head["differs"] for head in heads}
             for spec in specs:
                 if self._is_visible(spec.id):

@@ -77,7 +77,7 @@ class Sockets:
             first = await asyncio.wait_for(_receive(websocket), _SEND)
             desk = self.desks.get(str(first.get("desk")))
             if desk is None:  # the server was started anew: the page will load itself again, and until then shows what it did
-                desk = Desk(View.of_query(str(first.get("address") or "")[:8000]))
+                desk = Desk(View.of_query(str(first.get("address") or "")))
             session = Session(self.follower, desk.view)
 
             def listen() -> None:

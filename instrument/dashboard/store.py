@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from instrument.dashboard import decimate
-from instrument.dashboard.drawn import Curve, joined, points
+from instrument.dashboard.drawn import NO_MEANS, Curve, Means, joined, points
 from instrument.dashboard.notes import Alarm, Notes
 from instrument.dashboard.table import Latest, Table, Wanted
 from instrument.parsing import Part
@@ -54,17 +54,23 @@ class Store:
             self._clear(self.generation + 1)
             self.version += 1
 
-    def add_metrics(self, lines: bytes, *, wanted: Wanted = lambda name: True) -> None:
-        """Whole lines of `metrics-*.jsonl`, in the order of the files; of metrics with wanted names alone."""
+    def add_metrics(self, lines: bytes, *, wanted: Wanted = lambda name: True, source: int = 0) -> None:
+        """Whole lines of `metrics-*.jsonl`, in the order of the files; of metrics with wanted names alone.
+
+        Args:
+            lines: The lines.
+            wanted: Says of a name whether it counts.
+            source: Whose files they are, where those of several processes make one run.
+        """
         part = Part()
         part.add(lines.splitlines())
-        self.add_part(part, wanted=wanted)
+        self.add_part(part, wanted=wanted, source=source)
 
-    def add_part(self, part: Part, *, wanted: Wanted = lambda name: True) -> None:
+    def add_part(self, part: Part, *, wanted: Wanted = lambda name: True, source: int = 0) -> None:
         """The same, of lines that were parsed elsewhere."""
         with self.lock:
             self._skipped += part.skipped
-            self._table.add(part, wanted=wanted)
+            self._table.add(part, wanted=wanted, source=source)
             self.version += 1
 
     def add_alarms(self, lines: bytes) -> None:
@@ -100,13 +106,19 @@ class Store:
 
     @property
     def first_time(self) -> float:
-        """When the first record was made, in seconds since 1970; NaN without any."""
-        return self._table.first_time
+        """When the first record was made, in seconds since 1970 by the clock of the newest; NaN without any."""
+        with self.lock:
+            return self._once("first_time", self._table.first_time)
 
     @property
     def last_time(self) -> float:
         """When the newest record was made."""
         return self._table.last_time
+
+    @property
+    def put_back(self) -> float:
+        """How many seconds the clock was put back since the run began."""
+        return self._table.put_back
 
     @property
     def skipped(self) -> int:
@@ -234,19 +246,13 @@ class Store:
         if len(self._ready) > _READY:
             self._ready.popitem(last=False)
 
-    def means(self, name: str, *, width: int, start: int | None = None, stop: int | None = None) \
-            -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """What a heat map shows of a metric: means over buckets.
-
-        Returns:
-            int64 [n], first steps of the buckets; float64 [n], means of the finite values, NaN where there is none; bool [n],
-            whether some were not finite.
-        """
+    def means(self, name: str, *, width: int, start: int | None = None, stop: int | None = None) -> Means:
+        """What a heat map shows of a metric."""
         with self.lock:
             table = self._table
             column = table.column(name)
             if column is None:
-                return _NO_MEANS
+                return NO_MEANS
             key = "means", name, width, start, stop, table.generation
             size = column.values.size
             settled, row, known = self._ready.get(key, (None, 0 if start is None else table.find(column, start), -1))
@@ -256,13 +262,11 @@ class Store:
             steps, values = table.steps.array[column.rows.array[row:end]], column.values.array[row:end]
             starts = decimate.bucket_starts(steps, width)
             if not len(starts):
-                return _NO_MEANS
+                return NO_MEANS
             means, bad = decimate.bucket_means(values, starts)
-            new = steps[starts] // width * width, means, bad > 0
+            first, last = steps[starts], steps[np.append(starts[1:], len(steps)) - 1]
+            new = Means(first // width * width, means, bad > 0, first, last)
             # All buckets but the last are settled; the next call computes from the last one on.
-            result = new if settled is None else tuple(np.concatenate([a[:-1], b]) for a, b in zip(settled, new))
+            result = new if settled is None else Means(*(np.concatenate([a[:-1], b]) for a, b in zip(settled, new)))
             self._keep(key, (result, row + int(starts[-1]), size))
-            return result  # type: ignore[return-value]
-
-
-_NO_MEANS = np.empty(0, np.int64), np.empty(0), np.empty(0, bool)
+            return result

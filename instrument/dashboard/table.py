@@ -31,9 +31,10 @@ class Table:
     Attributes:
         generation: Rises when what was there has changed, as by a resume.
         columns: `{metric: column}`, in the order in which they appeared.
-        steps, times: Of all lines; columns refer to them by row.
+        steps, times: Of all lines; columns refer to them by row. Times never go back: see `_steady`.
         last_step: The newest one.
-        first_time, last_time: Of the first and the newest line, in seconds since 1970; NaN without any.
+        last_time: Of the newest line, in seconds since 1970; NaN without any.
+        put_back: How many seconds clocks were put back in all.
     """
 
     def __init__(self, generation: int):
@@ -41,16 +42,17 @@ class Table:
         self.columns: dict[str, Column] = {}
         self.steps = Growing(np.empty(0, np.int64))
         self.times = Growing(np.empty(0, np.float64))
-        self.last_step, self.last_time, self.first_time = 0, np.nan, np.nan
+        self.last_step, self.last_time, self.put_back = 0, np.nan, 0.0
+        self._clocks: dict[int, float] = {}  # by source, the time of the last line
         self._resumes: list[tuple[int, int]] = []  # how many rows there were, and the last step that stayed
 
-    def add(self, part: Part, *, wanted: Wanted = lambda name: True) -> None:
-        """What was in lines that follow those before; of metrics with wanted names alone."""
+    def add(self, part: Part, *, wanted: Wanted = lambda name: True, source: int = 0) -> None:
+        """What was in lines that follow those before of that source; of metrics with wanted names alone."""
         if part.marks:
             self.void(min(step for _, step in part.marks), wanted=wanted)
         pieces = [*_of_layouts(part), *_of_loose(part)]
         kept = [_after_marks(piece.lines, piece.steps, part.marks) for piece in pieces]
-        rows = self._add_rows(pieces, kept)
+        rows = self._add_rows(pieces, kept, source)
         columns: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
         for piece, keep, row in zip(pieces, kept, rows):
             for name, lines, values in piece.columns:
@@ -65,7 +67,7 @@ class Table:
                 at, values = at[order], values[order]
             self._append(name, at, values)
 
-    def _add_rows(self, pieces: list[_Piece], kept: list[np.ndarray]) -> list[np.ndarray]:
+    def _add_rows(self, pieces: list[_Piece], kept: list[np.ndarray], source: int) -> list[np.ndarray]:
         """Take in the lines that are kept, in their order; of each piece the row of each line, as int32."""
         if not pieces:
             return []
@@ -74,19 +76,37 @@ class Table:
         order = np.argsort(lines, kind="stable") if len(pieces) > 1 else np.arange(len(lines))
         rows = np.empty(len(lines), np.int32)
         rows[order] = self.steps.size + np.cumsum(keep[order]) - 1
-        order = order[keep[order]]
-        steps, times = steps[order], times[order]
-        # A line without a time, or with one that no clock shows, is as late as the one before it.
-        at = np.maximum.accumulate(np.where((times > -_LATEST) & (times < _LATEST), np.arange(len(times)), -1))
-        times = np.where(at >= 0, times[at], 0.0 if np.isnan(self.last_time) else self.last_time)
+        times = self._steady(times[order], source)[keep[order]]  # also of lines that do not count
+        steps = steps[order[keep[order]]]
         self.steps.extend(steps)
         self.times.extend(times)
         if len(steps):
             self.last_step = max(self.last_step, int(steps.max()))
             self.last_time = float(np.fmax(self.last_time, times.max()))
-            if not self.first_time <= times[0]:
-                self.first_time = float(times[0])
         return np.split(rows, np.cumsum([len(piece.lines) for piece in pieces])[:-1])
+
+    def _steady(self, times: np.ndarray, source: int) -> np.ndarray:
+        """The times of lines that follow, without those that go back.
+
+        Where a clock was put back, all lines before are earlier by as much: so the newest are right, and no curve folds back.
+        """
+        if not len(times):
+            return times
+        before = self._clocks.get(source, np.nan)
+        # A line without a time, or with one that no clock shows, is as late as the one before it.
+        times = np.append(before, times)
+        at = np.maximum.accumulate(np.where((times > -_LATEST) & (times < _LATEST), np.arange(len(times)), -1))
+        times = np.where(at >= 0, times[at], 0.0)
+        self._clocks[source] = float(times[-1])
+        back = np.cumsum(np.maximum(-np.diff(times, prepend=times[0]), 0.0))
+        if np.isnan(before):
+            back -= back[1]  # nothing comes before the first one
+        if back[-1] > 0:
+            self.times.view()[:] -= back[-1]
+            self.last_time -= back[-1]
+            self.put_back += float(back[-1])
+            self.generation += 1
+        return (times - (back[-1] - back))[1:]
 
     def _append(self, name: str, rows: np.ndarray, values: np.ndarray) -> None:
         if not len(rows):
@@ -180,6 +200,10 @@ class Table:
         if index < 0:
             return None
         return int(self.steps.array[column.rows.array[index]]), float(column.values.array[index])
+
+    def first_time(self) -> float:
+        """When the first line that counts was written, in seconds since 1970; NaN without any."""
+        return float(self.times.array[np.argmax(self._stays())]) if self.steps.size else np.nan
 
     def time_at(self, step: int) -> float:
         """When that step was recorded, or the next one that was; NaN without any."""

@@ -18,8 +18,8 @@ from pathlib import Path
 BLOCK = 8 << 20
 # A line with more bytes is none, and is not waited for.
 _LONGEST = 64 << 20
-# So much of a file's beginning tells whether it is still the same file. Its first line has a time in it.
-_HEAD = 128
+# So many bytes of a file's beginning, and of the end of what was read, tell whether it is still the same file.
+_KNOWN = 128
 # A file's writer may be on another host. Before its successor is begun, nothing must have come for so long, in seconds.
 _LATE = 2.0
 
@@ -52,7 +52,7 @@ class FileTail:
         self.path = path
         self.offset = 0
         self.pending = False
-        self._head = b""
+        self._head = self._last = b""
 
     def poll(self, limit: int = BLOCK) -> Lines:
         """The whole lines that follow, up to about `limit` bytes, and one line however long it is.
@@ -65,11 +65,14 @@ class FileTail:
             return Lines()
         with file:
             head = file.read(len(self._head)) if self._head else b""
-            restarted = self.offset > 0 and (os.fstat(file.fileno()).st_size < self.offset or head != self._head)
+            file.seek(self.offset - len(self._last))
+            content = _read(file, len(self._last) + limit)
+            restarted = head != self._head or not content.startswith(self._last)
             if restarted:
-                self.offset, self._head = 0, b""
-            file.seek(self.offset)
-            content = _read(file, limit)
+                self.offset, self._head, self._last = 0, b"", b""
+                file.seek(0)
+                content = _read(file, limit)
+            content = content[len(self._last):]
             end = content.rfind(b"\n") + 1
             while not end and len(content) >= limit:
                 if len(content) >= _LONGEST:
@@ -81,7 +84,8 @@ class FileTail:
                 content += more
             self.pending = len(content) > end
             if not self.offset and end:
-                self._head = content[:min(_HEAD, end)]
+                self._head = content[:min(_KNOWN, end)]
+            self._last = (self._last + content[max(end - _KNOWN, 0):end])[-_KNOWN:]
             self.offset += end
             return Lines(content[:end], restarted)
 
@@ -90,7 +94,9 @@ class FileTail:
         file = open_regular(self.path)
         if file is not None:
             with file:
-                self._head = file.read(min(_HEAD, offset))
+                self._head = file.read(min(_KNOWN, offset))
+                file.seek(max(offset - _KNOWN, 0))
+                self._last = file.read(min(_KNOWN, offset))
             self.offset = offset
 
     def size(self) -> int:

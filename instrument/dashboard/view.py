@@ -14,6 +14,7 @@ SMOOTHING = (AUTO, 0, 10, 50, 100, 500, 1000, 5000)
 WINDOWS = (0, 100, 1000, 10_000, 100_000)
 THEMES = ("auto", "light", "dark")
 MOST_RUNS, MOST_PICKS, MOST_CHANGES, LENGTH, _LARGEST = 8, 12, 50, 300, 1 << 53
+_MOST_FIELDS = 200  # of an address: more than a view has
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class View:
         """The view that an address asks for; what makes no sense is left out."""
         given: dict[str, list[str]] = {}
         try:
-            for key, value in parse_qsl(query.lstrip("?"), max_num_fields=100):
+            for key, value in parse_qsl(query.lstrip("?"), max_num_fields=_MOST_FIELDS):
                 if len(value) <= LENGTH:
                     given.setdefault(key, []).append(value)
         except ValueError:

@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ class Made:
         names = [*UNITS, *self.per_layer()]
         (self.directory / "config.json").write_bytes(orjson.dumps({
             "start_time": "2026-01-02T03:04:05+00:00", "command": ["python", "train.py"],
-            "versions": {"python": "3.11.7", "mindspore": "2.10.0"},
+            "versions": {"python": "3.11.7", "mindspore": "2.10.0"}, "max_grad_norm": 1.0,
             "hyper_parameters": {"learning_rate": 3e-4, "batch_size": 32, "max_grad_norm": 1.0, **(hyper_parameters or {})},
             "schema": [{"name": name, "unit": UNITS.get(name, "nats" if "entropy" in name else "1"), "scope": "global",
                         "merge": "mean"} for name in names], **config}))
@@ -75,6 +76,11 @@ class Made:
 
     def end(self, status: str = "finished", step: int = 0) -> None:
         (self.directory / "summary.json").write_bytes(orjson.dumps({"status": status, "last_step": step, "errors": {}}))
+
+
+def began(seconds: float) -> str:
+    """So long ago, as `config.json` has it."""
+    return datetime.fromtimestamp(time.time() - seconds, timezone.utc).isoformat(timespec="seconds")
 
 
 def with_nonfinite(record: dict[str, Any]) -> dict[str, Any]:
@@ -152,7 +158,7 @@ TEXT = ("The river went on past the mill, and nobody who stood there said a word
 
 def healthy(directory: Path, *, steps: int = 600, total: int = 1000, seed: int = 0, layers: int = 8,
             hyper_parameters: dict[str, Any] | None = None, rate: float = 3e-4) -> Made:
-    made = Made(directory, layers=layers, total_steps=total,
+    made = Made(directory, layers=layers, total_steps=total, start_time=began(0.4 * steps + 9),
                 hyper_parameters={"learning_rate": rate, **(hyper_parameters or {})})
     made.metrics(*records(range(1, steps + 1), layers=layers, total=total, seed=seed, rate=rate))
     generator = np.random.default_rng(seed)
@@ -166,7 +172,7 @@ def healthy(directory: Path, *, steps: int = 600, total: int = 1000, seed: int =
 
 
 def exploding(directory: Path, *, steps: int = 400, layers: int = 8) -> Made:
-    made = Made(directory, layers=layers, total_steps=1000, hyper_parameters={"learning_rate": 3e-3})
+    made = Made(directory, layers=layers, total_steps=1000, start_time=began(0.4 * steps + 909), hyper_parameters={"learning_rate": 3e-3})
     made.metrics(*records(range(1, steps + 1), layers=layers, seed=3, rate=3e-3, explode=steps - 80, ends=time.time() - 900))
     at = steps - 80
     made.alarm(at + 9, "GradientSpike", "grad/norm is 3.2, 6.1 deviations above the mean of the last 100 steps",
@@ -179,7 +185,7 @@ def exploding(directory: Path, *, steps: int = 400, layers: int = 8) -> Made:
 
 
 def resumed(directory: Path) -> Made:
-    made = Made(directory, total_steps=400)
+    made = Made(directory, total_steps=400, start_time=began(129))
     lines = list(records(range(1, 301), total=400, seed=5))
     made.metrics(*lines[:200])
     made.number = 1
@@ -192,7 +198,8 @@ def resumed(directory: Path) -> Made:
 
 def troubled(directory: Path, *, steps: int = 20_000, layers: int = 24) -> Made:
     """A long run that is half done: it recovered from a spike and from a short stretch of NaN, and now waits for data."""
-    made = Made(directory, layers=layers, total_steps=steps * 3 // 2, hyper_parameters={"layers": layers})
+    made = Made(directory, layers=layers, total_steps=steps * 3 // 2, hyper_parameters={"layers": layers},
+                start_time=began(0.5 * steps + 30))
     spike, bad, waits = steps * 37 // 100, steps * 65 // 100, steps * 39 // 40
     deep = [f"activation/rms/blocks.{layer}" for layer in range(layers * 3 // 4, layers)]
     lines = list(records(range(1, steps + 1), layers=layers, total=steps * 3 // 2, seed=11, seconds=0.5))

@@ -197,6 +197,30 @@ def test_a_drag_zooms_all_charts_finer_and_the_address_shows_the_same(shared, lo
                          ".map(point => point.value || point).every(point => point[1] === null || point[1] > 0)")
 
 
+@pytest.mark.parametrize("x", ["step", "time"])
+def test_arrows_stop_at_the_ends_of_the_run_and_keep_the_range(shared, look, x):
+    made = runs_made.Made(shared.runs / f"arrows-{x}")
+    made.metrics(*({"step": step, "time": 1e9 + step, "loss": 1.0} for step in range(1, 401)))
+    made.end("finished", 400)
+    page = look(shared.page(f"arrows-{x}") + f"&x={x}")
+    wait_for_step(page, 399 if x == "time" else 400)
+    holder = page.locator("[data-chart=loss] .iv-holder")
+    holder.focus()
+    page.keyboard.press("ArrowLeft")  # all is shown: there is nowhere to go
+    first, last = (1, 400) if x == "step" else (0, 399)
+    for key, near, then in (("ArrowLeft", first + 6, [first, first + 100]), ("ArrowRight", last - 106, [last - 100, last])):
+        page.evaluate("low => instrumentLive.zoom(low, low + 100)", near)
+        wait_for(page, "low => instrumentLive.cards.get('loss').plot.option.xAxis.min === low", near)
+        for _ in range(3):
+            page.keyboard.press(key)
+            wait_for(page, "low => instrumentLive.cards.get('loss').plot.option.xAxis.min === low", then[0])
+        page.wait_for_timeout(400)
+        assert ends(page, "loss") == then
+    page.keyboard.press("ArrowLeft")
+    wait_for(page, "low => instrumentLive.cards.get('loss').plot.option.xAxis.min === low", last - 125)
+    assert ends(page, "loss") == [last - 125, last - 25]
+
+
 def test_two_runs_beside_each_other(shared, look):
     runs_made.healthy(shared.runs / "a", steps=60, layers=2, rate=1e-3)
     runs_made.healthy(shared.runs / "b", steps=60, layers=2, rate=2e-3)
@@ -239,6 +263,24 @@ def test_metrics_are_picked_by_expression(shared, look):
     assert "pick=" in page.url
 
 
+def test_a_choice_that_an_address_would_not_keep_is_refused_at_once(shared, look):
+    runs_made.healthy(shared.runs / "page14", steps=20, layers=2)
+    page = look(shared.page("page14"))
+    wait_for_step(page, 20)
+    picks = page.locator(".iv-picks input")
+    for text in ("los+" + "s?" * 148, "los+" + "s?" * 149):  # of 300 and of 302 characters
+        picks.fill(text)
+        page.keyboard.press("Enter")
+        page.wait_for_selector("article.iv-id-pick")
+    notice = page.locator(".q-notification")
+    notice.wait_for()
+    assert "300 characters at most, and this one has 302" in notice.inner_text()
+    assert page.locator(".iv-picks .q-chip").count() == page.locator("article.iv-id-pick").count() == 1
+    page.wait_for_url("**pick=**")
+    page.reload()
+    page.wait_for_selector("article.iv-id-pick .iv-legend :text('loss')")
+
+
 EVIL = "<img src=x onerror=\"window.hacked=1\"></script><script>window.hacked=1</script>{{1+1}}`${window.hacked=1}`"
 
 
@@ -278,6 +320,21 @@ def test_a_tooltip_has_exact_values(shared, look):
     page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + box["height"] * 0.5)
     page.locator(".iv-tip").first.wait_for()
     assert page.locator(".iv-tip").first.inner_text().split("\n") == ["Step 2", "loss", "3.23456789"]
+
+
+def test_a_tooltip_that_is_too_long_says_what_is_wrong_and_how_much_is_left_out(shared, look):
+    made = runs_made.Made(shared.runs / "page13")
+    made.metrics(*({"step": step, "time": 1e9 + step, "loss": 1.0, **{f"m/{index:02}": math.nan if index == 11 and step > 30
+                                                                     else float(index) for index in range(12)}}
+                   for step in range(1, 61)))
+    for index in range(3):
+        made.alarm(40, f"Alarm{index}", "", metric="m/00")
+    page = look(shared.page("page13") + "&smooth=10&pick=m/")
+    page.wait_for_selector("article.iv-id-pick canvas")
+    rows = page.evaluate("(([id, card]) => [...card.plot._tip([{ axisValue: 40 }]).children].map(row => row.textContent))("
+                         "[...instrumentLive.cards].find(([id]) => id === 'pick:m/'))")
+    assert rows[0] == "Step 40" and [row.split(" at")[0] for row in rows[1:4]] == ["Alarm0", "Alarm1", "Alarm2"]
+    assert rows[4:6] == ["11, unsmoothedNaN", "11NaN"] and rows[6].startswith("00") and rows[-1] == "4 more" and len(rows) == 25
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -15,7 +15,7 @@ from instrument.dashboard.curves import of_axis
 from instrument.dashboard.discovery import Directories
 from instrument.dashboard.follow import Follower
 from instrument.dashboard.session import Session, moved
-from instrument.dashboard.view import View
+from instrument.dashboard.view import LENGTH, MOST_CHANGES, MOST_PICKS, MOST_RUNS, View
 
 
 class Browser:
@@ -242,6 +242,29 @@ def test_the_x_axis_may_be_time(tmp_path, followed, x):
     assert browser.options["loss"]["xAxis"]["min"] == expected[4] and browser.options["loss"]["xAxis"]["max"] == expected[6]
 
 
+@pytest.mark.parametrize("x", ["time", "clock"])
+def test_where_the_clock_was_put_back_no_curve_folds_back(tmp_path, followed, x):
+    made = runs_made.Made(tmp_path / "run")
+    made.metrics(*({"step": step, "time": 1e9 + step, "loss": 1.0} for step in range(1, 11)))
+    browser = followed(x=x)
+    made.metrics(*({"step": step, "time": 1e9 + step - 3600, "loss": 1.0} for step in range(11, 16)))
+    until(lambda: browser.take() is not None and len(browser.points("loss", "line:0:loss")) == 15)
+    seconds = [*range(1, 11), *range(10, 15)]
+    expected = [each - 1 for each in seconds] if x == "time" else [(1e9 + 1 + each - 3600) * 1000 for each in seconds]
+    assert [each for each, _ in browser.points("loss", "line:0:loss")] == expected
+    fresh = Browser(Session(browser.session.follower, browser.session.view))
+    fresh.take()
+    assert fresh.charts["loss"] == browser.charts["loss"]
+
+
+def test_time_begins_with_the_run_whichever_of_its_files_are_there(tmp_path, followed):
+    made = runs_made.Made(tmp_path / "run", start_time="2001-09-09T01:46:40+00:00")  # 1e9
+    made.number = 7
+    made.metrics(*({"step": step, "time": 1e9 + step, "loss": 1.0} for step in range(500, 505)))
+    browser = followed(x="time")
+    assert [each for each, _ in browser.points("loss", "line:0:loss")] == [500, 501, 502, 503, 504]
+
+
 def zoomed_in(browser, low, high):
     browser.session.view = browser.session.view.zoomed(*(of_axis(x, browser.session.view) for x in (low, high)))
     browser.take()
@@ -291,6 +314,26 @@ def test_maps_say_what_they_leave_out(tmp_path, followed, layers, note):
     cards = {card["id"]: card for card in browser.state["layout"]}
     assert cards["heat"]["note"] == cards["profile"]["note"] == note
     assert len(browser.options["heat"]["yAxis"]["data"]) == 200
+
+
+def test_maps_name_the_steps_that_were_measured(tmp_path, followed):
+    made = runs_made.Made(tmp_path / "run")
+    made.metrics(*({"step": step, "time": 1e9, "loss": 1.0, **({"grad/norm/a": float(step), "grad/norm/b": 2.0}
+                                                               if step % 100 == 0 else {})} for step in range(1, 2050)))
+    browser = followed(runs=("run",))
+
+    def caption(step):
+        browser.session.view = replace(browser.session.view, at=step)
+        browser.session.forget()
+        return browser.session.message()["charts"]["profile"]["extra"]["caption"]
+
+    heat = browser.session.forget() or browser.session.message()["charts"]["heat"]
+    assert heat["extra"]["steps"] == [(step, step) for step in range(100, 2050, 100)]  # each alone in its bucket of 16
+    assert heat["option"]["xAxis"]["data"] == list(range(100, 2050, 100))
+    assert [caption(step) for step in (99, 100, 199, None)] == [
+        "grad/norm not measured by step 99", "grad/norm at step 100", "grad/norm at step 100", "grad/norm at step 2,000"]
+    made.metrics({"step": 2050, "time": 1e9, "grad/norm/b": 3.0})
+    until(lambda: caption(None) == "grad/norm at steps 2,000 to 2,050")
 
 
 def test_states_of_a_run(tmp_path):
@@ -368,16 +411,16 @@ def test_where_a_point_stands_for_many_steps_there_is_their_mean_too(tmp_path, f
     assert "smooth:0:loss" not in browser.charts["loss"] and len(browser.charts["loss"]["line:0:loss"]) > 1000
 
 
-def test_the_clipping_threshold_is_what_clipped_gradients_have(tmp_path, followed):
-    made = runs_made.Made(tmp_path / "run", hyper_parameters={"max_grad_norm": None})
-    made.metrics(*({"step": step, "time": 1e9, "grad/norm": 0.5, "grad/norm_clipped": 0.5} for step in range(1, 5)))
-    browser = followed()
-    until(lambda: browser.take() is not None and "grad" in browser.options)
-    levels = [each for each in marks_of(browser, "grad") if "yAxis" in each]
-    assert levels == []
-    made.metrics({"step": 5, "time": 1e9, "grad/norm": 3.0, "grad/norm_clipped": 0.7499999})
-    until(lambda: browser.take() is not None and any("yAxis" in each for each in marks_of(browser, "grad")))
-    assert [each["yAxis"] for each in marks_of(browser, "grad") if "yAxis" in each] == [0.75]
+@pytest.mark.parametrize(("norms", "expected"), [((0.75,), [0.75]), ((None,), []), ((0.75, 0.75), [0.75]), ((0.75, 1.0), []),
+                                                 ((True,), []), ((-1,), []), (("1",), []), (([1],), [])], ids=str)
+def test_the_clipping_threshold_is_the_one_that_is_recorded(tmp_path, followed, norms, expected):
+    names = [f"run{index}" for index in range(len(norms))]
+    for name, norm in zip(names, norms):
+        made = runs_made.Made(tmp_path / name, max_grad_norm=norm)
+        made.metrics({"step": 1, "time": 1e9, "grad/norm": 3.0, "grad/norm_clipped": 0.5})
+    browser = followed(runs=tuple(names))
+    until(lambda: browser.take() is not None and f"line:{len(names) - 1}:grad/norm" in browser.charts.get("grad", ()))
+    assert [each["yAxis"] for each in marks_of(browser, "grad") if "yAxis" in each] == expected
 
 
 def marks_of(browser, chart):
@@ -435,6 +478,14 @@ def test_what_one_hides_enlarges_and_filters_is_in_the_address(tmp_path, followe
     assert {row["name"] for row in browser.state["table"]["rows"]} >= {"grad/norm", "weight/norm"}
     assert all("norm" in row["name"] for row in browser.state["table"]["rows"])
     assert moved(view, "hide", "loss|val/loss").hidden == ()
+
+
+def test_an_address_keeps_all_that_a_view_may_have():
+    long = "é" * LENGTH
+    view = View(runs=tuple(f"run{i}" for i in range(MOST_RUNS)), picks=tuple(f"{i:02}{long[2:]}" for i in range(MOST_PICKS)),
+                scales=tuple(f"a{i}" for i in range(MOST_CHANGES)), hidden=tuple(f"b{i}" for i in range(MOST_CHANGES)),
+                first=3, last=9, smooth=7, heat=long, at=5, histogram=long, text=long, large=long, filter=long, theme="dark")
+    assert View.of_query(view.query()) == view
 
 
 def test_without_a_choice_the_run_that_began_last_is_shown_and_stays(tmp_path, followed):

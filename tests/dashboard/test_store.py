@@ -1,6 +1,7 @@
 """Columns of a run, and which of their points are drawn."""
 import math
 import time
+from fractions import Fraction
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from instrument.dashboard import catalog, decimate, maps, panels
+from instrument.dashboard.drawn import Means
 from instrument.dashboard.store import Store
 
 
@@ -168,7 +170,7 @@ def test_means_for_the_heat_map_grow_with_the_run(width):
     for first in range(0, 30, 7):
         store.add_metrics(lines(*({"step": i + 1, "time": 0.0, "a": None if i == 12 else values[i]}
                                   for i in range(first, min(first + 7, 30)))))
-        steps, means, bad = store.means("a", width=width)
+        steps, means, bad, *measured = store.means("a", width=width)
         n = min(first + 7, 30)
         for step, mean, gap in zip(steps, means, bad):
             inside = [values[i] for i in range(n) if (i + 1) // width * width == step]
@@ -176,6 +178,7 @@ def test_means_for_the_heat_map_grow_with_the_run(width):
             expected = [each for each in inside if not math.isnan(each)]
             assert (mean == pytest.approx(np.mean(expected))) if expected else math.isnan(mean)
         assert len(steps) == len({(i + 1) // width for i in range(n)})
+        assert np.stack(measured, 1).tolist() == [[max(step, 1), min(step + width - 1, n)] for step in steps]
 
 
 def test_alarms_begin_end_and_are_void_after_a_resume():
@@ -225,6 +228,20 @@ def test_after_one_huge_value_smoothing_is_what_it_was():
     assert np.isfinite(decimate.centred_mean(steps, values, 51)).all()
 
 
+@given(arrays(np.float64, 12, elements=st.sampled_from([1.7976931348623157e308, 1e308, -1e308, 1.0, np.nan])))
+def test_means_of_huge_values_are_finite(values):
+    starts, steps, finite = np.array([0, 3, 9]), np.arange(12), np.isfinite(values)
+    means, bad = decimate.bucket_means(values, starts)
+    for mean, part in zip(means, np.split(values, starts[1:])):
+        there = part[np.isfinite(part)]
+        expected = float(sum(map(Fraction, there)) / len(there)) if len(there) else np.nan
+        assert mean == pytest.approx(expected, nan_ok=True, rel=1e-12, abs=1e293)  # of 1e308, what is left of a difference
+    assert (np.isfinite(decimate.centred_mean(steps, values, 5)) == finite).all()
+    row = Means(starts, means, bad > 0, starts, starts)
+    _, cells, _, ends, _ = maps.layer_cells({"a": row})
+    assert np.isfinite([*ends, *(number for cell in cells for number in cell)]).all()
+
+
 @given(st.data())
 def test_smoothing_is_the_mean_of_the_window_wherever_steps_are(data):
     steps = np.cumsum(data.draw(arrays(np.int64, st.integers(1, 60), elements=st.integers(1, 9))))
@@ -249,6 +266,28 @@ def test_the_pace_is_that_since_the_resume():
         assert store.time_at(30) == 1030.0 and store.step_at(1030.5) == 31
 
 
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_where_the_clock_was_put_back_time_goes_on_however_the_lines_come(size):
+    clock = [1000.0, 1010, 1020, 430, 440, 445, 455, 400, 410, 420]
+    content = [record(step, loss=1.0) | {"time": at} for step, at in enumerate(clock, 1)]
+    content[9:9] = [{"step": 9, "time": 420.0, "resumed": True}]
+    store = Store()
+    for first in range(0, len(content), size):
+        store.add_metrics(lines(*content[first:first + size]))
+    # The newest times are right; what was before is earlier.
+    expected = [355.0, 365, 375, 375, 385, 390, 400, 400, 410, 420]
+    assert store.series("loss")[1].tolist() == store.curve("loss").times.tolist() == expected
+    assert (store.first_time, store.last_time, store.put_back) == (355.0, 420.0, 645.0)
+
+
+def test_two_processes_that_make_one_run_have_clocks_of_their_own():
+    store = Store()
+    for source, ahead in ((0, 0.0), (1, 0.5), (0, 20.0), (1, 20.5)):  # in turn, as files are read
+        store.add_metrics(lines(*(record(step, **{f"m{source}": 1.0}) | {"time": 1000.0 + ahead + step}
+                                  for step in range(1 + int(ahead), 21 + int(ahead)))), source=source)
+    assert store.put_back == 0.0 and store.series("m0")[1].tolist() == [1001.0 + i + (i >= 20) * 20 for i in range(40)]
+
+
 def test_extremes_are_of_what_stayed():
     store = store_of(record(1, loss=1.0), record(2, loss=999.0), record(2, loss=1.5), record(3, loss=-5.0),
                      record(3, loss=2.0))
@@ -263,9 +302,19 @@ def test_an_expression_that_takes_long_is_given_up(pick):
     assert time.monotonic() - begin < 3 and not chart.names and chart.note
 
 
+@pytest.mark.parametrize(("runs", "of_pick", "of_layers"), [(1, 12, 12), (2, 6, 3), (5, 2, 2), (8, 1, 1)])
+def test_a_chart_has_twelve_curves_at_most_and_says_what_it_leaves_out(runs, of_pick, of_layers):
+    names = ["loss", *(f"{kind}/{index}" for kind in ("learning_rate", "attention/entropy") for index in range(40))]
+    found = {spec.id: spec for spec in catalog.charts(names, ["entropy"], runs=runs)}
+    for id, most in (("rate", of_layers), ("entropy", of_layers), ("pick:entropy", of_pick)):
+        assert len(found[id].names) == most and found[id].note == f"{most} of 40 metrics"
+    assert not catalog.charts(names[:4], ["loss"], runs=runs)[0].note
+
+
 def test_whether_a_map_is_logarithmic_is_plain():
+    steps = np.array([1, 2])
     for mean in ([-1.0, 2.0], [1.0, 2.0], [1.0, 100.0]):
-        *_, log = maps.layer_cells({"a": (np.array([1, 2]), np.array(mean), np.zeros(2, bool))})
+        *_, log = maps.layer_cells({"a": Means(steps, np.array(mean), np.zeros(2, bool), steps, steps)})
         assert type(log) is bool and log == (mean == [1.0, 100.0])
 
 

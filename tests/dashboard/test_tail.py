@@ -58,6 +58,24 @@ def test_a_replaced_file_is_read_anew(tmp_path, content):
     assert lines.restarted and lines.content == content
 
 
+@pytest.mark.parametrize("begin_at", [False, True])
+@pytest.mark.parametrize("kept", [0, 12, 1200])
+def test_a_file_that_was_cut_and_is_longer_than_before_is_read_anew(tmp_path, kept, begin_at):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"".join(b"line %6d\n" % number for number in range(200)))
+    file = FileTail(path)
+    if begin_at:
+        file.begin_at(path.stat().st_size)
+    while file.poll(100).content:
+        pass
+    os.truncate(path, kept)
+    with open(path, "ab") as more:
+        more.write(b"".join(b"other %5d\n" % number for number in range(300)))
+    lines = file.poll()
+    assert lines.restarted and lines.content == path.read_bytes()
+    assert file.poll().content == b""
+
+
 def test_a_repaired_torn_line_is_no_replacement(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"step":1}\n{"st')

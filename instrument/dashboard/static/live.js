@@ -32,6 +32,7 @@ class Card {
     this.element = make("article", { class: `iv-card iv-${spec.kind} iv-id-${spec.id.startsWith("pick:") ? "pick" : spec.id}`, "data-chart": spec.id }, make("header", {}, this.title, this.note, this.tools), this.holder);
     this.plot = new Plot(echarts, this.area, isDark(), {
       zoom: (low, high) => live.zoom(low, high),
+      move: (by) => this.move(by),
       hover: (x) => live.hover(this, x),
       note: (text) => { this.left = text; this.say(); },
       pick: (step) => live.set("at", step),
@@ -118,12 +119,26 @@ class Card {
     this.wide.setAttribute("aria-pressed", String(large));
   }
 
+  ends() {
+    return (this.plot.option && this.plot.option.xAxis) || {};
+  }
+
+  // As far as the runs go, and not so that the range gets smaller.
+  move(by) {
+    const { min, max } = this.ends(), [first, last] = this.live.whole;
+    const far = this.plot.extra.x === "step" ? Math.sign(by) * Math.max(Math.round(Math.abs(by)), 1) : by;
+    const low = by < 0 ? Math.max(min + far, Math.min(first, min)) : Math.min(min + far, Math.max(last - (max - min), min));
+    if (low !== min) this.live.zoom(low, low + max - min);
+  }
+
   key(event) {
-    const { min, max } = (this.plot.option && this.plot.option.xAxis) || {};
+    const { min, max } = this.ends();
     if (min === undefined || event.ctrlKey || event.metaKey || event.altKey) return;
     const span = max - min, middle = (min + max) / 2;
-    const wish = { "+": [middle - span / 4, middle + span / 4], "=": [middle - span / 4, middle + span / 4], "-": [middle - span, middle + span], ArrowLeft: [min - span / 4, max - span / 4], ArrowRight: [min + span / 4, max + span / 4], Escape: [null, null], 0: [null, null] }[event.key];
+    const wish = { "+": [middle - span / 4, middle + span / 4], "=": [middle - span / 4, middle + span / 4], "-": [middle - span, middle + span], Escape: [null, null], 0: [null, null] }[event.key];
     if (wish) this.live.zoom(...wish);
+    else if (event.key === "ArrowLeft") this.move(-span / 4);
+    else if (event.key === "ArrowRight") this.move(span / 4);
     else if (event.key === "l" && this.log) this.log.click();
     else if (event.key === "f") this.wide.click();
     else return;
@@ -243,6 +258,7 @@ class Live {
     if (message.runs) this.showRuns(message.runs);
     if (message.runs || message.address !== undefined) this.showMissing(message.address);
     if (message.alarms) this.showAlarms(message.alarms);
+    if (message.whole) this.whole = message.whole;
     if (message.layout) this.lay(message.layout);
     for (const [id, chart] of Object.entries(message.charts || {})) {
       const card = this.cards.get(id);

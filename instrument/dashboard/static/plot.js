@@ -7,6 +7,7 @@ const LOOKS = {
 };
 const RED = "#e0464c";
 const GAPS = 200; // marks on an axis, about
+const ROWS = 24; // of a tooltip
 const CLICK = 6; // pixels: a shorter drag is a click
 export const AS_ITSELF = new Set(["1", "loss", "bytes", "fraction", "seconds"]); // units that need no word, or are on the axis
 
@@ -89,7 +90,7 @@ export function themes(echarts) {
 }
 
 export class Plot {
-  // on: {zoom(x0, x1), hover(x or null), note(text), pick(step), hide(entry of the legend)}; x in units of the axis. Any may
+  // on: {zoom(x0, x1), move(x), hover(x or null), note(text), pick(step), hide(entry of the legend)}; x in units of the axis. Any may
   // be missing.
   constructor(echarts, element, dark, on = {}) {
     this.echarts = echarts;
@@ -392,24 +393,23 @@ export class Plot {
       return this._lines(list[0].name, []);
     }
     const x = list.length ? (list[0].axisValue !== undefined ? list[0].axisValue : list[0].value[0]) : 0;
-    const rows = [];
+    const alarms = this._alarmsAt(x).map((name) => [RED, name, ""]), bad = [], rows = [];
     for (const series of this.option.series) {
       const points = this.data.get(series.id);
       if (isMark(series) || !points || !points.length || this._isHidden(series)) continue;
       const point = nearest(points, x);
       const elsewhere = point[0] !== x ? `  (at ${formatX(point[0], this.extra.x)})` : "";
-      rows.push([series.itemStyle.color, series.name, (point[1] === null ? format(point[2]) : exact(point[1])) + elsewhere]);
+      (point[1] === null ? bad : rows).push([series.itemStyle.color, series.name, (point[1] === null ? format(point[2]) : exact(point[1])) + elsewhere]);
     }
-    rows.push(...this._alarmsAt(x).map((name) => [RED, name, ""]));
-    return this._lines((this.extra.x === "step" ? "Step " : "") + formatX(x, this.extra.x), rows);
+    // Of too many rows the last ones are left out, so what is wrong comes first.
+    return this._lines((this.extra.x === "step" ? "Step " : "") + formatX(x, this.extra.x), [...alarms, ...bad, ...rows]);
   }
 
   _tipOfCell(param) {
-    const rows = this.option.yAxis.data, steps = this.option.xAxis.data;
     const [column, row, , value] = param.value;
-    const next = steps[column + 1];
-    const where = next !== undefined && next - steps[column] > 1 ? `Steps ${steps[column].toLocaleString("en")} to ${(next - 1).toLocaleString("en")}` : `Step ${steps[column].toLocaleString("en")}`;
-    return this._lines(String(rows[row]), [[null, where, param.seriesId === "bad" ? "not finite" : format(value, this.extra.units[0])]]);
+    const [first, last] = this.extra.steps[column].map((step) => step.toLocaleString("en"));
+    const where = first === last ? `Step ${first}` : `Mean of steps ${first} to ${last}`;
+    return this._lines(String(this.option.yAxis.data[row]), [[null, where, param.seriesId === "bad" ? "not finite" : format(value, this.extra.units[0])]]);
   }
 
   // A tooltip, built as nodes.
@@ -419,7 +419,8 @@ export class Plot {
     const head = document.createElement("b");
     head.textContent = title;
     box.append(head);
-    for (const [color, label, value] of rows.slice(0, 24)) {
+    const shown = rows.length > ROWS ? [...rows.slice(0, ROWS - 1), [null, `${rows.length - ROWS + 1} more`, ""]] : rows;
+    for (const [color, label, value] of shown) {
       const row = document.createElement("div");
       const dot = document.createElement("i");
       if (color) dot.style.background = color; else dot.style.display = "none";
@@ -445,8 +446,8 @@ export class Plot {
       zr.on("click", (event) => {
         if (!this.on.pick) return;
         const column = this.chart.convertFromPixel({ seriesIndex: 0 }, [event.offsetX, event.offsetY]);
-        const step = column && this.option.xAxis.data[column[0]];
-        if (step !== undefined && this._inside(event)) this.on.pick(step);
+        const steps = column && this.extra.steps[column[0]];
+        if (steps && this._inside(event)) this.on.pick(steps[1]); // by which every layer of the column has its value
       });
       return;
     }
@@ -465,8 +466,7 @@ export class Plot {
         const area = this._area();
         const limit = (pixel) => Math.min(Math.max(pixel, area.x), area.x + area.width);
         if (pan) {
-          const moved = x(start) - x(to);
-          this.on.zoom(this.option.xAxis.min + moved, this.option.xAxis.max + moved);
+          if (this.on.move) this.on.move(x(start) - x(to));
         } else {
           this.on.zoom(...[x(limit(start)), x(limit(to))].sort((a, b) => a - b));
         }
