@@ -19,8 +19,9 @@ _THROUGHPUT = (("tokens_per_second", "tokens/s"), ("samples_per_second", "sample
 # From here on two losses are apart, and not only rounded otherwise.
 _APART = 0.01
 # What training is made of, causes before effects. One family is of one kind of magnitude.
-_FAMILIES = ("learning_rate", "weight/norm", "activation/rms", "attention/max_logit", "loss", "activation_grad/rms", "grad/norm")
-# What is smaller than this part of the largest of its family may be nothing but rounding, as the gradient of a bias of keys is.
+_FAMILIES = ("learning_rate", "weight/norm", "activation/rms", "attention/max_logit", "loss", "activation_grad/rms",
+             "grad/norm")
+# What is smaller than this part of its family's largest may be nothing but rounding, as the gradient of a bias of keys is.
 _ROUNDING = 1e-4
 
 
@@ -152,8 +153,8 @@ def divergence(first: Series | None, other: Series | None, least: float = 0.0) -
 def first_apart(first: RunData, other: RunData) -> tuple[int, list[str]] | None:
     """The first number of training in which two runs part: the same data and weights, and yet another layer's output.
 
-    Looked at are learning rates, norms of weights and gradients, root mean squares of activations, attention logits, and losses.
-    They are apart where they differ by more than 1 % of the first; of a value below 1e-4 of the largest in its family, of that.
+    Looked at are learning rates, norms of weights and gradients, root mean squares of activations, attention logits and
+    losses. They are apart where they differ by more than 1 % of the first; below 1e-4 of the largest in its family, of that.
 
     Returns:
         (step, the metrics that are apart there: rates before weights, activations, losses and gradients, and in the order of

@@ -92,7 +92,7 @@ def test_the_first_layer_in_which_two_runs_part_is_named(tmp_path):
     one, two = with_layers(tmp_path / "one"), with_layers(tmp_path / "two", another)
     assert first_apart(one, two) == (4, ["activation/rms/two", "loss", "grad/norm"])
     assert first_apart(two, one) == (4, ["activation/rms/two", "loss", "grad/norm"]) and first_apart(one, one) is None
-    rate = with_layers(tmp_path / "rate", lambda step, values: {"learning_rate": 0.02} if step > 8 else {})
+    with_layers(tmp_path / "rate", lambda step, values: {"learning_rate": 0.02} if step > 8 else {})
     table = rows(tmp_path / "one", tmp_path / "two", tmp_path / "rate")
     assert table["first to part by 1%"] == ("", "activation/rms/two, step 4, and 2 more", "learning_rate, step 9")
     assert "first to part by 1%" not in rows(tmp_path / "one", tmp_path / "one")

@@ -172,7 +172,8 @@ def healthy(directory: Path, *, steps: int = 600, total: int = 1000, seed: int =
 
 
 def exploding(directory: Path, *, steps: int = 400, layers: int = 8) -> Made:
-    made = Made(directory, layers=layers, total_steps=1000, start_time=began(0.4 * steps + 909), hyper_parameters={"learning_rate": 3e-3})
+    made = Made(directory, layers=layers, total_steps=1000, start_time=began(0.4 * steps + 909),
+                hyper_parameters={"learning_rate": 3e-3})
     made.metrics(*records(range(1, steps + 1), layers=layers, seed=3, rate=3e-3, explode=steps - 80, ends=time.time() - 900))
     at = steps - 80
     made.alarm(at + 9, "GradientSpike", "grad/norm is 3.2, 6.1 deviations above the mean of the last 100 steps",

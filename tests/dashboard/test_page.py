@@ -334,7 +334,8 @@ def test_a_tooltip_that_is_too_long_says_what_is_wrong_and_how_much_is_left_out(
     rows = page.evaluate("(([id, card]) => [...card.plot._tip([{ axisValue: 40 }]).children].map(row => row.textContent))("
                          "[...instrumentLive.cards].find(([id]) => id === 'pick:m/'))")
     assert rows[0] == "Step 40" and [row.split(" at")[0] for row in rows[1:4]] == ["Alarm0", "Alarm1", "Alarm2"]
-    assert rows[4:6] == ["11, unsmoothedNaN", "11NaN"] and rows[6].startswith("00") and rows[-1] == "4 more" and len(rows) == 25
+    assert rows[4:6] == ["11, unsmoothedNaN", "11NaN"] and rows[6].startswith("00")
+    assert rows[-1] == "4 more" and len(rows) == 25
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
