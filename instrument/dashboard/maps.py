@@ -142,8 +142,8 @@ def layer_cells(columns: Mapping[str, Means]) \
     np.maximum.at(last, column_of, joined.last)
     every = joined.means[np.isfinite(joined.means)]
     # A few wild values must not leave the others one colour.
-    ends = [round(share * (len(every) - 1)) for share in (0.01, 0.99)]
-    low, high = np.sort(every)[ends].tolist() if len(every) else (0.0, 1.0)
+    nearly_all = [round(share * (len(every) - 1)) for share in (0.01, 0.99)]
+    low, high = np.sort(every)[nearly_all].tolist() if len(every) else (0.0, 1.0)
     log = bool(len(every) and every.min() > 0 and high > 8 * low)
     cells: list[list[Any]] = []
     bad: list[list[Any]] = []

@@ -133,9 +133,9 @@ def units_of(runs: Sequence[Run]) -> dict[str, str]:
 
 def threshold(runs: Sequence[Run]) -> float | None:
     """The norm that gradients are clipped to, where all runs have the same; None where they do not say."""
-    norms = [run.config.get("max_grad_norm") for run in runs]
+    norms: list[Any] = [run.config.get("max_grad_norm") for run in runs]  # of files, so of any type
     known = all(type(norm) in (int, float) and norm > 0 and norm == norms[0] for norm in norms)
-    return float(norms[0]) if known else None
+    return float(norms[0]) if norms and known else None
 
 
 def number(value: float) -> Any:

@@ -134,7 +134,7 @@ def test_picks_find_by_name_and_expression_and_put_kinds_on_axes_of_their_own():
     assert catalog.picked("loss", names, {}).axes == (("loss",),)
     assert catalog.picked("loss|rate", names, {}).axes == (("loss", "val/loss"), ("learning_rate",))
     many = catalog.picked("grad/norm/", names, {})
-    assert len(many.names) == 12 and many.note == "12 of 30" and many.names[-1] == "grad/norm/29"
+    assert len(many.names) == 12 and many.note == "12 of 30 metrics" and many.names[-1] == "grad/norm/29"
     assert "no metric" in catalog.picked("none", names, {}).note
     assert "no regular expression" in catalog.picked("(", names, {}).note
 
@@ -159,7 +159,7 @@ def test_charts_are_named_by_what_is_in_them_and_show_fewer_layers_of_several_ru
     assert spec.axes == (("rank/max/loss", "loss", "rank/min/loss"), ("rank/argmax/loss",))
     assert catalog.layered(ranks) == {}  # ranks are no layers
     entropy = next(spec for spec in catalog.charts(names, runs=2) if spec.id == "entropy")
-    assert [name.rsplit(".")[-1] for name in entropy.names] == ["0", "12", "23"] and entropy.note == "3 of 24"
+    assert [name.rsplit(".")[-1] for name in entropy.names] == ["0", "12", "23"] and entropy.note == "3 of 24 metrics"
 
 
 def test_the_port_in_use_is_passed_over():

@@ -393,7 +393,7 @@ class Live {
   showTable({ runs, rows, all, wanted }) {
     this.table.hidden = false;
     if (document.activeElement !== this.filter) this.filter.value = wanted;
-    this.tableNote.textContent = rows.length < all ? `the first ${rows.length} of ${all}` : `${all} metrics`;
+    this.tableNote.textContent = rows.length < all ? `the first ${rows.length} of ${all}` : all === 1 ? "1 metric" : `${all} metrics`;
     const columns = runs.length > 1 ? runs.flatMap((run) => [run, "at step"]) : ["Value", "at step", "Least", "Largest"];
     this.tableHead.replaceChildren(make("tr", {}, make("th", { scope: "col", text: "Metric" }), ...columns.map((text) => make("th", { scope: "col", text })), make("th", { scope: "col", text: "Unit" })));
     const cell = (value) => make("td", { class: typeof value === "string" && value !== "" ? "iv-bad" : "", text: typeof value === "number" ? exact(value) : format(value) });

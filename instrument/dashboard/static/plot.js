@@ -67,6 +67,15 @@ export function duration(seconds) {
   return Math.floor(s / 86400) + " d " + (Math.floor(s / 3600) % 24) + " h";
 }
 
+// A time on an axis of so many seconds: as exact as its neighbours need.
+export function timeLabel(seconds, span) {
+  const s = Math.round(seconds), pad = (n) => String(n).padStart(2, "0");
+  if (span < 6 && s < 60) return cut(seconds) + " s";
+  if (span < 1200 && s >= 3600) return Math.floor(s / 3600) + ":" + pad(Math.floor(s / 60) % 60) + ":" + pad(s % 60);
+  if (span < 172800 && s >= 172800) return Math.floor(s / 86400) + " d " + (Math.floor(s / 3600) % 24) + ":" + pad(Math.floor(s / 60) % 60);
+  return duration(s);
+}
+
 export function formatX(value, kind) {
   if (kind === "clock") return new Date(value).toLocaleString(undefined, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit" });
   return kind === "time" ? duration(value) : value.toLocaleString("en");
@@ -345,7 +354,7 @@ export class Plot {
     const unit = (index) => extra.units[index] || "1";
     if (kind === "lines") {
       return {
-        xAxis: { ...option.xAxis, splitNumber: this.narrow ? 4 : 6, axisLabel: { ...option.xAxis.axisLabel, ...(extra.x === "clock" ? {} : { formatter: (value) => (extra.x === "time" ? duration(value) : stepLabel(value, option.xAxis.min, option.xAxis.max)) }) } },
+        xAxis: { ...option.xAxis, splitNumber: this.narrow ? 4 : 6, axisLabel: { ...option.xAxis.axisLabel, ...(extra.x === "clock" ? {} : { formatter: (value) => (extra.x === "time" ? timeLabel(value, option.xAxis.max - option.xAxis.min) : stepLabel(value, option.xAxis.min, option.xAxis.max)) }) } },
         yAxis: option.yAxis.map((axis, index) => ({ ...axis, axisLabel: { ...axis.axisLabel, formatter: (value) => format(value, unit(index)) } })),
         tooltip: { ...option.tooltip, formatter: (params) => this._tip(params) },
       };
