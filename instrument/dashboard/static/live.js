@@ -276,7 +276,7 @@ class Live {
     this.strip.replaceChildren(...runs.map((run) => {
       const tile = (label, value, more = "", kind = "") => make("div", { class: `iv-tile ${kind}` }, make("dt", { text: label }), make("dd", {}, make("span", { text: value }), more ? make("small", { text: more }) : ""));
       const share = run.total ? Math.min(run.step / run.total, 1) : null;
-      const name = make("div", { class: "iv-run" }, make("i", { style: `background:${run.color}` }), make("div", {}, make("h2", { text: run.name }), make("span", { class: `iv-state iv-${run.state}`, text: run.state === "running" ? "running" : run.text }), run.error ? make("small", { class: "iv-bad", text: run.error }) : "", run.differs ? make("small", { text: run.differs }) : "", run.skipped ? make("small", { text: `${run.skipped} lines could not be read` }) : ""));
+      const name = make("div", { class: "iv-run" }, make("i", { style: `background:${run.color}` }), make("div", {}, make("h2", { text: run.name }), make("span", { class: `iv-state iv-${run.state}`, text: run.state === "running" ? "running" : run.text }), run.error ? make("small", { class: "iv-bad", text: run.error }) : "", run.differs ? make("small", { text: run.differs }) : "", run.skipped ? make("small", { text: `${run.skipped} ${run.skipped === 1 ? "line" : "lines"} could not be read` }) : ""));
       if (run.progress !== null) {
         const percent = Math.round(run.progress * 100);
         return make("section", { class: "iv-head", "aria-label": `Run ${run.name}` }, name, make("div", { class: "iv-index" }, make("span", { text: `Reading the history, ${percent} %` }), make("progress", { max: 100, value: percent, "aria-label": "Reading the history" })));

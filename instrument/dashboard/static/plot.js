@@ -67,6 +67,8 @@ export function duration(seconds) {
   return Math.floor(s / 86400) + " d " + (Math.floor(s / 3600) % 24) + " h";
 }
 
+const CLOCK = [2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400];
+
 // A time on an axis of so many seconds: as exact as its neighbours need.
 export function timeLabel(seconds, span) {
   const s = Math.round(seconds), pad = (n) => String(n).padStart(2, "0");
@@ -225,7 +227,7 @@ export class Plot {
       this.gaps.clear();
       const series = option.series.map((each) => (isMark(each) ? { ...each, data: this._gaps(each.yAxisIndex || 0) } : { ...each, ...this._drawn(each) }));
       if (!whole) {
-        this.chart.setOption({ xAxis: { min: option.xAxis.min, max: option.xAxis.max }, series: series.map((each) => (isMark(each) ? { id: each.id, data: each.data, markLine: each.markLine, markArea: each.markArea } : { id: each.id, data: each.data, showSymbol: each.showSymbol, symbol: each.symbol })) }, { lazyUpdate: true });
+        this.chart.setOption({ xAxis: { min: option.xAxis.min, max: option.xAxis.max, ...this._everySoManySeconds() }, series: series.map((each) => (isMark(each) ? { id: each.id, data: each.data, markLine: each.markLine, markArea: each.markArea } : { id: each.id, data: each.data, showSymbol: each.showSymbol, symbol: each.symbol })) }, { lazyUpdate: true });
       } else {
         this.chart.setOption({ ...option, ...this._functions(), series }, { notMerge: true });
       }
@@ -343,6 +345,13 @@ export class Plot {
       sums[0] < sums[1] ? `${sums[0].toLocaleString("en")} of ${sums[1].toLocaleString("en")} marks of NaN and infinity` : ""].filter(Boolean).join(" · ");
   }
 
+  // An axis of time is divided as a clock is.
+  _everySoManySeconds() {
+    const { min, max } = this.option.xAxis, least = (max - min) / (this.narrow ? 4 : 7);
+    if (this.extra.x !== "time" || !(least > 1)) return {};
+    return { interval: CLOCK.find((each) => each >= least) || 86400 * Math.ceil(least / 86400) };
+  }
+
   // The curves themselves, the smoothed ones where there are any, with their points as they came.
   _curves() {
     const smoothed = new Set(this.option.series.filter((each) => each.id.startsWith("smooth:")).map((each) => each.id.slice(7)));
@@ -354,7 +363,7 @@ export class Plot {
     const unit = (index) => extra.units[index] || "1";
     if (kind === "lines") {
       return {
-        xAxis: { ...option.xAxis, splitNumber: this.narrow ? 4 : 6, axisLabel: { ...option.xAxis.axisLabel, ...(extra.x === "clock" ? {} : { formatter: (value) => (extra.x === "time" ? timeLabel(value, option.xAxis.max - option.xAxis.min) : stepLabel(value, option.xAxis.min, option.xAxis.max)) }) } },
+        xAxis: { ...option.xAxis, splitNumber: this.narrow ? 4 : 6, ...this._everySoManySeconds(), axisLabel: { ...option.xAxis.axisLabel, ...(extra.x === "clock" ? {} : { formatter: (value) => (extra.x === "time" ? timeLabel(value, option.xAxis.max - option.xAxis.min) : stepLabel(value, option.xAxis.min, option.xAxis.max)) }) } },
         yAxis: option.yAxis.map((axis, index) => ({ ...axis, axisLabel: { ...axis.axisLabel, formatter: (value) => format(value, unit(index)) } })),
         tooltip: { ...option.tooltip, formatter: (params) => this._tip(params) },
       };
