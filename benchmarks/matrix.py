@@ -50,7 +50,8 @@ def table(files: list[Path]) -> tuple[str, list[str]]:
 
 
 def main() -> int:
-    files = sorted(RESULTS.glob("*.xml"), key=lambda file: (not file.stem.startswith("MindSpore"), Version(file.stem.split("-")[1])))
+    files = sorted(RESULTS.glob("*.xml"),
+                   key=lambda file: (not file.stem.startswith("MindSpore"), Version(file.stem.split("-")[1])))
     if not files:
         print(f"no results in {RESULTS}; run nox -s tests first", file=sys.stderr)
         return 1
