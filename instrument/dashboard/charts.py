@@ -184,7 +184,8 @@ def _marks(marks: Sequence[Mark], threshold: float | None) -> dict[str, Any]:
         "yAxis": threshold, "name": "clipping threshold", "lineStyle": {"color": THRESHOLD, "type": "dotted", "width": 1.5}}]
     return {"id": "marks", "type": "scatter", "data": [], "symbol": "diamond", "symbolSize": 9, "itemStyle": {"color": ALARM},
             "z": 6, "animation": False, "tooltip": {"show": True},
-            "markLine": {"silent": True, "symbol": "none", "animation": False, "data": at + level, "label": {"show": False},
+            "markLine": {"silent": True, "symbol": "none", "animation": False, "precision": -1,  # not rounded
+                          "data": at + level, "label": {"show": False},
                          "lineStyle": {"color": ALARM, "width": 1, "type": "solid", "opacity": 0.75}},
             "markArea": {"silent": True, "animation": False, "itemStyle": {"color": ALARM, "opacity": 0.09},
                          "label": {"show": False}, "data": lasting}}

@@ -30,6 +30,7 @@ class Alarm:
     where: str = ""
     value: float | None = None
     active: bool = True
+    open_at: int | None = None  # the step at which training ended before the alarm was over
 
 
 class Notes:
@@ -126,6 +127,14 @@ class Notes:
         last = line.get("last_step")
         alarm.last_step = max(last, first) if type(last) is int else first
         alarm.active = line.get("state") != "end"
+        alarm.open_at = line["step"] if line.get("state") == "open" else None
+
+    def has_gone_on(self, step: int) -> bool:
+        """Training goes on at this step: what was open when it ended would be told anew. Whether anything was."""
+        over = [alarm for alarm in self.alarms if alarm.open_at is not None and alarm.open_at < step]
+        for alarm in over:
+            alarm.active, alarm.open_at = False, None
+        return bool(over)
 
     def _keep(self, alarms: list[Alarm]) -> None:
         self.alarms = alarms

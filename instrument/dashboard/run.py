@@ -5,6 +5,7 @@ Owns the first reading of a long history, by several processes. When it is polle
 from __future__ import annotations
 
 import functools
+import math
 import multiprocessing
 import os
 import socket
@@ -54,6 +55,7 @@ class Run:
         self.error = ""
         self.wanted = time.monotonic()
         self._ended_at = 0.0
+        self._ahead = 0.0  # seconds by which this clock is ahead of the run's, as far as records that came tell
         self._marks: dict[str, tuple[float, int]] = {}
         self._begin()
 
@@ -93,7 +95,8 @@ class Run:
 
     def poll(self) -> bool:
         """Read what came; whether there was anything."""
-        before = self.store.version, self.error, self.summary
+        version = self.store.version
+        before = version, self.error, self.summary
         self.error = ""
         if os.path.realpath(self.directory) != str(self.directory):
             self.error = f"{self.directory} is a link now, and links are not followed"
@@ -105,12 +108,14 @@ class Run:
                 except OSError as error:
                     self.error = str(error)
                     continue
-                if lines.restarted and tail in (self._metrics, self._losses):  # another run is in the directory
+                if lines.restarted:  # another run is in the directory, or somebody has edited what it says
                     self.store.restart()
                     self._begin()
                     return True
                 if lines.content:
                     add(lines.content)
+        if self.progress is None and self.store.version != version and math.isfinite(self.store.last_time):
+            self._ahead = time.time() - self.store.last_time
         return (self.store.version, self.error, self.summary) != before
 
     def _tails(self) -> list[tuple[SeriesTail, Callable[[bytes], None]]]:
@@ -156,7 +161,9 @@ class Run:
     def state(self, now: float | None = None) -> tuple[str, str]:
         """`running`, `ended`, `failed`, `stalled` or `waiting`, and a text for people."""
         now = time.time() if now is None else now
-        age = now - self.store.last_time
+        age = now - self._ahead - self.store.last_time
+        if age < 0:  # the run's clock is ahead
+            self._ahead, age = self._ahead + age, 0.0
         # A run that goes on after its end has the old summary until it ends again.
         if self.summary is not None and not self.store.last_time > self._ended_at + 5:
             status = str(self.summary.get("status") or "finished")

@@ -73,7 +73,7 @@ def prepare(paths: Sequence[str | os.PathLike[str]], *, host: str = "127.0.0.1",
     application = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=live.lifespan)
     application.add_api_websocket_route("/live", live.serve)
     page.build(live.follower, live.desks)
-    ui.run_with(application, title="instrument", dark=None, reconnect_timeout=10, message_history_length=100,
+    ui.run_with(application, title="instrument", language="en-US", dark=None, reconnect_timeout=10, message_history_length=100,
                 tailwind=False, binding_refresh_interval=1.0, show_welcome_message=False, favicon=page.STATIC / "icon.svg")
     guarded = Guard(application, token=token, port=actual, hosts=[host])
     config = uvicorn.Config(guarded, log_level="warning", access_log=False, ws_max_size=1 << 20, ws_per_message_deflate=False,

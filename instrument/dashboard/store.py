@@ -71,12 +71,15 @@ class Store:
         with self.lock:
             self._skipped += part.skipped
             self._table.add(part, wanted=wanted, source=source)
+            if self._notes.has_gone_on(self._table.last_step):
+                self._alarms = None
             self.version += 1
 
     def add_alarms(self, lines: bytes) -> None:
         """Whole lines of `alarms.jsonl`."""
         with self.lock:
             self._notes.add_alarms(lines)
+            self._notes.has_gone_on(self._table.last_step)
             self._alarms = None
             self.version += 1
 

@@ -349,6 +349,9 @@ def test_states_of_a_run(tmp_path):
     assert run.state(now + 30) == ("running", "running")
     state, text = run.state(now + 300)
     assert state == "stalled" and time.strftime("%H:%M:%S", time.localtime(now)) in text
+    made.metrics({"step": 3, "time": now - 900, "loss": 1.0})  # its clock was put back, or another host's clock differs
+    run.poll()
+    assert run.state(now + 30) == ("running", "running") and run.state(now + 300)[0] == "stalled"
     made.end("failed: ValueError: x", 2)
     run.poll()
     assert run.state(now + 300) == ("failed", "failed: ValueError: x")

@@ -336,3 +336,17 @@ def test_of_many_alarms_the_first_ones_are_there_too():
                              for step in range(1, 91))))
     told = panels.alarms([SimpleNamespace(name="run", store=store)])
     assert [each["step"] for each in told] == [*range(90, 50, -1), *range(10, 0, -1)]
+
+
+def test_an_alarm_that_was_open_when_training_ended_is_over_where_training_goes_on():
+    store = Store()
+    store.add_metrics(b'{"step": 5, "time": 1.0, "loss": 1.0}\n')
+    line = b'{"step": 5, "time": 1.0, "alarm": "A", "state": "%s", "first_step": 3, "last_step": 5, "message": "m"}\n'
+    store.add_alarms(line % b"begin" + line % b"open")
+    assert [alarm.active for alarm in store.alarms] == [True]
+    store.add_metrics(b'{"step": 6, "time": 2.0, "loss": 1.0}\n')
+    assert [alarm.active for alarm in store.alarms] == [False]
+    late = Store()  # read from the files as a whole: metrics first
+    late.add_metrics(b'{"step": 6, "time": 2.0, "loss": 1.0}\n')
+    late.add_alarms(line % b"begin" + line % b"open")
+    assert [alarm.active for alarm in late.alarms] == [False]

@@ -80,7 +80,7 @@ class Card {
   }
 
   say() {
-    this.note.textContent = [this.caption, this.unit, this.extraNote, this.left].filter(Boolean).join(" · ");
+    this.note.textContent = this.note.title = [this.caption, this.unit, this.extraNote, this.left].filter(Boolean).join(" · ");
   }
 
   update(chart) {
@@ -132,10 +132,10 @@ class Card {
   }
 
   key(event) {
-    const { min, max } = this.ends();
+    const { min, max } = this.ends(), [first, last] = this.live.whole;
     if (min === undefined || event.ctrlKey || event.metaKey || event.altKey) return;
     const span = max - min, middle = (min + max) / 2;
-    const wish = { "+": [middle - span / 4, middle + span / 4], "=": [middle - span / 4, middle + span / 4], "-": [middle - span, middle + span], Escape: [null, null], 0: [null, null] }[event.key];
+    const wish = { "+": [middle - span / 4, middle + span / 4], "=": [middle - span / 4, middle + span / 4], "-": [Math.max(middle - span, Math.min(first, min)), Math.min(middle + span, Math.max(last, max))], Escape: [null, null], 0: [null, null] }[event.key];
     if (wish) this.live.zoom(...wish);
     else if (event.key === "ArrowLeft") this.move(-span / 4);
     else if (event.key === "ArrowRight") this.move(span / 4);

@@ -18,32 +18,48 @@ export function exact(value) {
 }
 
 // A number for an axis or a tile: short, in the unit's usual form.
-export function format(value, unit) {
+export function format(value, unit, digits = 4) {
   if (value === null || value === undefined) return "–";
   if (typeof value !== "number") return value === "nan" ? "NaN" : value === "inf" ? "∞" : value === "-inf" ? "−∞" : String(value);
   const size = Math.abs(value);
   if (unit === "bytes") {
     // Powers of ten, so that the round numbers of an axis are round.
     const power = size < 1000 ? 0 : Math.min(Math.floor(Math.log10(size) / 3), 4);
-    return cut(value / 10 ** (3 * power)) + " " + ["B", "kB", "MB", "GB", "TB"][power];
+    return cut(value / 10 ** (3 * power), digits) + " " + ["B", "kB", "MB", "GB", "TB"][power];
   }
-  if (unit === "fraction") return trim(value * 100) + " %";
-  if (unit === "seconds") return size >= 1 || size === 0 ? trim(value) + " s" : size >= 1e-3 ? trim(value * 1e3) + " ms" : trim(value * 1e6) + " µs";
-  return trim(value);
+  if (unit === "fraction") return trim(value * 100, digits) + " %";
+  if (unit === "seconds") return size >= 1 || size === 0 ? trim(value, digits) + " s" : size >= 1e-3 ? trim(value * 1e3, digits) + " ms" : trim(value * 1e6, digits) + " µs";
+  return trim(value, digits);
 }
 
-function trim(value) {
+// A tick of an axis, with all its digits: they are few, unless neighbours differ in none but the last.
+function tick(value, unit) {
+  return format(value, unit, 12);
+}
+
+function trim(value, digits) {
   const size = Math.abs(value);
   if (size === 0) return "0";
-  if (size >= 1e15 || size < 1e-3) return value.toExponential(2).replace(/\.?0+e/, "e").replace("e+", "e");
-  if (size >= 1e9) return cut(value / 1e9) + "G";
-  if (size >= 1e6) return cut(value / 1e6) + "M";
-  if (size >= 1e4) return cut(value / 1e3) + "k";
-  return cut(value);
+  if (size >= 1e15 || size < 1e-3) return Number(value.toPrecision(digits - 1)).toExponential().replace("e+", "e");
+  if (size >= 1e9) return cut(value / 1e9, digits) + "G";
+  if (size >= 1e6) return cut(value / 1e6, digits) + "M";
+  if (size >= 1e4) return cut(value / 1e3, digits) + "k";
+  return cut(value, digits);
 }
 
-function cut(value) {
-  return String(Number(value.toPrecision(4)));
+function cut(value, digits = 4) {
+  return String(Number(value.toPrecision(digits)));
+}
+
+// The ends of a logarithmic axis: 1, 2 or 5 times a power of ten, since whole decades may leave most of it empty.
+function below(value) {
+  const power = 10 ** Math.floor(Math.log10(value));
+  return value > 0 && value < Infinity ? [5, 2, 1].find((factor) => factor * power <= value * (1 + 1e-9)) * power : null;
+}
+
+function above(value) {
+  const power = 10 ** Math.floor(Math.log10(value));
+  return value > 0 && value < Infinity ? [1, 2, 5, 10].find((factor) => factor * power >= value * (1 - 1e-9)) * power : null;
 }
 
 // A step on an axis from low to high: short, unless that would make neighbours alike.
@@ -364,7 +380,7 @@ export class Plot {
     if (kind === "lines") {
       return {
         xAxis: { ...option.xAxis, splitNumber: this.narrow ? 4 : 6, ...this._everySoManySeconds(), axisLabel: { ...option.xAxis.axisLabel, ...(extra.x === "clock" ? {} : { formatter: (value) => (extra.x === "time" ? timeLabel(value, option.xAxis.max - option.xAxis.min) : stepLabel(value, option.xAxis.min, option.xAxis.max)) }) } },
-        yAxis: option.yAxis.map((axis, index) => ({ ...axis, axisLabel: { ...axis.axisLabel, formatter: (value) => format(value, unit(index)) } })),
+        yAxis: option.yAxis.map((axis, index) => ({ ...axis, ...(axis.type === "log" ? { min: ({ min, max }) => below(min < max ? min : min / 1.01), max: ({ min, max }) => above(min < max ? max : 1.01 * max) } : {}), axisLabel: { ...axis.axisLabel, formatter: (value) => tick(value, unit(index)) } })),
         tooltip: { ...option.tooltip, formatter: (params) => this._tip(params) },
       };
     }
@@ -379,7 +395,7 @@ export class Plot {
     }
     const axis = extra.horizontal ? "xAxis" : "yAxis";
     return {
-      [axis]: { ...option[axis], axisLabel: { ...option[axis].axisLabel, formatter: (value) => format(value, unit(0)) } },
+      [axis]: { ...option[axis], axisLabel: { ...option[axis].axisLabel, formatter: (value) => tick(value, unit(0)) } },
       tooltip: { ...option.tooltip, formatter: (params) => { const param = [params].flat()[0]; return this._lines(param.name, [[null, "", param.value === null || param.value === undefined ? "no finite value" : exact(param.value)]]); } },
     };
   }
