@@ -146,7 +146,8 @@ def divergence(first: Series | None, other: Series | None, least: float = 0.0) -
         return None
     same = (one == two) | (np.isnan(one) & np.isnan(two))
     with np.errstate(invalid="ignore"):
-        apart = ~same & ~(np.abs(two - one) <= _APART * np.maximum(np.abs(one), least))
+        near = np.isfinite(one) & (np.abs(two - one) <= _APART * np.maximum(np.abs(one), least))
+    apart = ~same & ~near
     return _first_step(steps, ~same), _first_step(steps, apart)
 
 

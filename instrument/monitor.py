@@ -446,7 +446,7 @@ class TrainingMonitor(_OldHooks):
             acting += begun
             if self._to_put and self._to_put[0] is first:
                 self._to_put.popleft()
-        for incident in acting:
+        for incident in sorted(acting, key=lambda each: self._prompt.policy_of(each) == "raise"):  # which ends it, so last
             self._act(incident, run_context)
 
     def _act(self, incident: Incident, run_context: Any) -> None:

@@ -197,8 +197,10 @@ class Observer(Controls, Observed):
         hide("vector", state("vector", unknown))
         hide("ring", RingBuffer(self.window, len(unknown)) if self.window else None)
         self.schedule.start_anew()
-        hide("host_step", 0)  # number of the last call's step, where each one came through `__call__`
+        # Number of the last call's step, where each one came through `__call__`.
+        hide("host_step", getattr(self, "host_step", 0))
         hide("was_called", False)
+        hide("comes_by_call", False)  # whether there was a call since the vector was taken: else it may lie in another graph
         hide("is_new", True)  # whether the vector may have changed since it was taken
         hide("last_snapshot", None)
 
@@ -209,13 +211,16 @@ class Observer(Controls, Observed):
 
         The same Tensor again where no step has been measured since.
         """
-        if self.is_new or not self.was_called:
+        if self.is_new or not self.comes_by_call:
             if _compat.device_target() == "CPU":
                 copy = Tensor(np.array(self.vector.asnumpy()))  # there, it would be a view
             else:
                 copy = ops.Mul()(self.vector, Tensor(1.0, ms.float32))
+            if self.was_called and not self.is_new and copy[:1].asnumpy() == self.last_snapshot[:1].asnumpy():
+                return self.last_snapshot
             self.hide("last_snapshot", copy)
             self.hide("is_new", False)
+        self.hide("comes_by_call", False)
         return self.last_snapshot
 
     def set_step(self, step: int) -> None:
@@ -238,6 +243,7 @@ class Observer(Controls, Observed):
                      "TrainingMonitor(measure=False), then measuring is what failed.", stacklevel=3)
             raise
         self.hide("was_called", True)
+        self.hide("comes_by_call", True)
         self.hide("host_step", step)
         return outputs
 

@@ -77,9 +77,10 @@ def test_each_finds_its_failure_soon(alarm, within, where, last, change):
 
 def test_what_follows_from_a_nan_is_not_told_again():
     """ReLU makes 0 of NaN, and its gradient 0: layers look dead, and gradients vanished."""
-    follows = {"loss": math.nan, "grad/norm": 0.0, "grad/nonfinite": 0.0, "grad/norm/blocks.1.bias": 0.0,
-               "activation/zero_fraction/blocks.0.relu": 1.0}
-    assert {each.alarm for _, each in observe(failing(lambda values, since: follows))} == {"NonFinite"}
+    follows = {"grad/norm": 0.0, "grad/norm/blocks.1.bias": 0.0, "activation/zero_fraction/blocks.0.relu": 1.0}
+    for lost in ({"loss": math.nan}, {"weight/norm": math.nan}, {"grad/nonfinite": 3.0}):
+        changes = observe(failing(lambda values, since, lost=lost: {**follows, **lost}))
+        assert {each.alarm for _, each in changes} == {"NonFinite"}
 
 
 def test_overfitting_is_found_after_three_rises():

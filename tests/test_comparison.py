@@ -54,6 +54,7 @@ def test_the_table_says_what_each_run_reached(tmp_path):
     ([1.0, math.nan], [1.0, 2.0], (2, 2)),
     ([0.0, -1.0], [0.0, -1.02], (2, 2)),
     ([math.inf, 1.0], [math.inf, 1.0], (None, None)),
+    ([1.0, math.inf], [1.0, 2.0], (2, 2)),
 ])
 def test_where_two_series_part(first, other, expected):
     steps = np.arange(1, len(first) + 1)

@@ -60,6 +60,26 @@ def test_policy_stop_ends_training_and_is_the_status(tmp_path):
     assert summary(tmp_path / "run")["status"].startswith("stopped: NonFinite at step 3")
 
 
+def test_each_training_of_a_monitor_is_stopped_by_what_is_bad_in_it(tmp_path):
+    monitor = TrainingMonitor(tmp_path / "run", alarms=[NonFinite(policy="stop")])
+    loop = Loop(monitor, FakeStep())
+    for first in (1, 11):  # the second one begins within `quiet` records of the first one's end
+        loop.context._stop_requested = False
+        nan = (math.nan, np.array([first + 1, math.nan], np.float32))
+        loop.train([*vectors(first), nan, *vectors(first + 2)])
+        assert loop.context.get_stop_requested()
+    assert [each["state"] for each in instrument.read(tmp_path / "run").alarms].count("begin") == 2
+
+
+def test_a_policy_that_raises_comes_after_the_others():
+    called = []
+    monitor = TrainingMonitor(writers=[Memory()], alarms=[NonFinite(policy="raise", name="first"),
+                                                          NonFinite(policy=called.append, name="second")])
+    with pytest.raises(AlarmRaised, match="first at step 2"):
+        Loop(monitor, FakeStep()).train([*vectors(1), (math.nan, np.array([2, math.nan], np.float32)), *vectors(3)])
+    assert [incident.alarm for incident in called] == ["second"]
+
+
 def test_policy_raise_names_the_layer_and_loses_nothing(tmp_path):
     class Poisoned(ms.train.callback.Callback):
         def on_train_step_begin(self, run_context):

@@ -158,6 +158,38 @@ def test_taps_come_off_again(mode):
     assert values["step"] == 2 and not [name for name in values if name.startswith("activation")]
 
 
+def test_steps_are_counted_on_after_taps_are_removed(mode):
+    step = upgrade(plain(*parts()), StepOptions(every=4, activations="leaves"))
+    for i in range(10):
+        step(*batch(i))
+    step.remove_taps()
+    seen = []
+    for i in range(10, 20):
+        step(*batch(i))
+        seen.append(int(step.schema.unpack(step.snapshot())["step"]))
+    assert seen == [11, 12, 12, 12, 12, 16, 16, 16, 16, 20]  # the first one is measured in any case
+
+
+def test_a_step_that_was_called_and_then_lies_in_another_compiled_cell_is_read_anew(mode):
+    class Around(nn.Cell):
+        def __init__(self, step):
+            super().__init__(auto_prefix=False)
+            self.step = step
+
+        def construct(self, x, y):
+            return self.step(x, y)
+
+    step = upgrade(plain(*parts()), StepOptions(activations=None))
+    step(*batch(0))
+    first = step.snapshot()
+    assert step.snapshot() is first
+    around = Around(step)
+    for i in (1, 2):
+        around(*batch(i))
+        assert step.schema.unpack(step.snapshot())["step"] == i + 1
+    assert step.schema.unpack(first)["step"] == 1
+
+
 def test_another_step_can_take_the_network_after_taps_are_removed():
     network, optimizer = parts()
     upgrade(plain(network, optimizer), StepOptions(activations="leaves"))

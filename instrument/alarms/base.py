@@ -161,5 +161,10 @@ def passed_over(record: Record) -> bool:
 
 
 def lost_its_numbers(record: Record) -> bool:
-    """Whether the loss is not finite: what layers then show follows from that, which is `NonFinite`'s to tell."""
-    return not math.isfinite(record.values.get("loss", 0.0))
+    """Whether loss, gradients or weights are not finite: what layers then show follows from that, which `NonFinite` tells.
+
+    The loss alone does not say, since ReLU on a CPU makes 0 of NaN.
+    """
+    values = record.values
+    finite = all(math.isfinite(values.get(name, 0.0)) for name in ("loss", "weight/norm"))
+    return not finite or values.get("grad/nonfinite", 0.0) > 0

@@ -159,7 +159,7 @@ class DeadLayer(LayerAlarm):
         self.zero_fraction = number("zero_fraction", zero_fraction, most=1.0)
 
     def judge(self, record: Record) -> Iterator[tuple[Group, np.ndarray, np.ndarray]]:
-        if lost_its_numbers(record):  # ReLU makes 0 of NaN
+        if lost_its_numbers(record) or passed_over(record):
             return
         group, values = self.columns.select(record, "activation/zero_fraction/")
         yield group, values, values >= self.zero_fraction

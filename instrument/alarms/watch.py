@@ -104,23 +104,17 @@ class AlarmSet:
         """Say that training has ended.
 
         Returns:
-            An incident for each one that is not over: `end` where the last records showed it no more, otherwise `open`, told
-            once. Where training goes on, the latter may go on too, or end.
+            An incident for each one that was open: `end` where the last records showed it no more, otherwise `open`. What is
+            seen again where training goes on is a new incident, so that its alarm's policy acts again.
         """
-        told: list[Incident] = []
-        for opened in self._open.values():
-            for key, each in list(opened.items()):
-                if each.quiet:
-                    told.append(opened.pop(key).incident("end"))
-                elif not each.told:
-                    each.told = True
-                    told.append(each.incident("open"))
+        told = [each.incident("end" if each.quiet else "open") for opened in self._open.values() for each in opened.values()]
+        self._drop()
         return tuple(sorted(told, key=lambda incident: incident.first_step))
 
     def reset(self) -> None:
         """Forget all earlier records and what is open: another run begins."""
+        self._drop()
         for alarm in self.alarms:
-            self._open[alarm.name].clear()
             alarm.reset()
 
     def policy_of(self, incident: Incident) -> Policy:
@@ -143,6 +137,10 @@ class AlarmSet:
             self._kinds = self._columns.kinds
             self._blind = [alarm for alarm in self._blind if not alarm.sees(record.values)]
 
+    def _drop(self) -> None:
+        for opened in self._open.values():
+            opened.clear()
+
 
 class _Open:
     """An incident that is not over."""
@@ -151,10 +149,9 @@ class _Open:
         self.alarm, self.finding, self.first, self.last = alarm, finding, step, step
         self.steps = 1
         self.quiet = 0  # records since, in which all was well
-        self.told = False  # that training ended with it
 
     def seen_again(self, step: int) -> None:
-        self.quiet, self.told = 0, False
+        self.quiet = 0
         self.steps += step != self.last  # a record of training and one of validation may have the same step
         self.last = step
 
