@@ -29,12 +29,15 @@ class Stored {
   }
 
   zoom(range) {
+    this.range = range;
     const charts = {};
     for (const [id, [low, high]] of Object.entries(this.ends)) {
       const [from, to] = range ? [Math.max(Math.round(range[0]), low), Math.min(Math.max(Math.round(range[1]), Math.round(range[0]) + 1), high)] : [low, high];
       if (from >= to) continue;
       this.charts[id].option.xAxis = { ...this.charts[id].option.xAxis, min: from, max: to };
-      charts[id] = { option: { xAxis: { min: from, max: to } } };
+      // Only what is in sight, so that the y axes fit it.
+      const series = this.charts[id].option.series.filter((each) => !each.id.startsWith("marks")).map((each) => ({ id: each.id, keep: 0, add: each.data.filter(([x]) => x >= from && x <= to) }));
+      charts[id] = { option: { xAxis: { min: from, max: to } }, series };
     }
     this.tell({ charts });
   }
@@ -73,6 +76,7 @@ class Stored {
       message.table = { ...this.message.table, rows, all: value ? rows.length : this.message.table.all, wanted: value };
     }
     this.tell(message);
+    if (name === "scale" && this.range) this.zoom(this.range);
   }
 }
 
