@@ -297,6 +297,22 @@ def test_a_device_that_is_full_raises_and_the_next_line_is_whole(tmp_path):
     assert lines_of(tmp_path) == [b'{"step":2,"time":0.0,"loss":1.0}\n']
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+def test_alarms_wait_until_there_is_space(tmp_path):
+    file = tmp_path / "alarms.jsonl"
+    file.symlink_to("/dev/full")
+    writer = JsonlWriter(tmp_path)
+    for state in ("begin", "end"):
+        incident = Incident("NonFinite", state, 1, 1, 1, "the loss is nan", "loss", math.nan, "")
+        with pytest.raises(OSError, match="No space left"):
+            writer.write(Record(1, 0.0, {}, alarms=(incident,)))
+    writer.flush()
+    file.unlink()  # there is space again
+    writer.flush()
+    assert [orjson.loads(line)["state"] for line in lines_of(tmp_path, "alarms.jsonl")] == ["begin", "end"]
+    writer.close()
+
+
 def test_a_file_that_somebody_deleted_is_made_again(tmp_path):
     with JsonlWriter(tmp_path / "run") as writer:
         writer.write(records(1)[0])

@@ -1,6 +1,7 @@
 """`JsonlWriter`: JSON Lines, the files of a run directory that `instrument.read` reads back."""
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from instrument.writers.base import Writer
 
 # Names that a line has for itself. A metric with one of them goes into the object `reserved` of its line.
 RESERVED = frozenset(("step", "time", "nonfinite", "resumed", "reserved"))
+
+_KEPT = 1 << 20  # bytes of alarms that wait
 
 _NUMPY = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
 
@@ -80,19 +83,29 @@ class JsonlWriter(Writer):
         if record.histograms:
             self._put(self._histograms, lambda: _histograms_line(record), failed)
         if record.alarms:
-            self._put(self._alarms, lambda: _alarm_lines(record), failed)
+            refused: list[Exception] = []
+            self._put(self._alarms, lambda: _alarm_lines(record), refused)
+            if refused and isinstance(refused[0], OSError) and len(self._alarms.due) < _KEPT:
+                self._alarms.due += _alarm_lines(record)  # told once, and short: they wait until there is space
+            failed += refused
         if record.texts:
             self._put(self._samples, lambda: _text_lines(record), failed)
         if failed:
             raise failed[0]
 
     def flush(self) -> None:
+        if self._alarms.due:
+            with contextlib.suppress(OSError):  # as was told before
+                self._alarms.write()
         deleted = [file.pattern for file in self._files if file.check()]
         if deleted:
             raise FileNotFoundError(f"somebody deleted {', '.join(deleted)} in {self._metrics.directory} while it was "
                                     "written: the records in it are lost, and new ones go into new files there")
 
     def close(self) -> None:
+        if self._alarms.due:
+            with contextlib.suppress(OSError):
+                self._alarms.write()
         for file in self._files:
             file.close()
 
