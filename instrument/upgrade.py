@@ -22,6 +22,7 @@ from instrument.observed import nonfinite_elements
 from instrument.observer import Observer
 from instrument.outputs import instrumented
 from instrument.step_options import CannotUpgrade, StepOptions
+from instrument.taps import owners_of
 
 __all__ = ["CannotUpgrade", "StepOptions", "begin", "find_step", "refuse", "register", "upgrade"]
 
@@ -112,8 +113,10 @@ def begin(params: Mapping[str, Any], measure: StepOptions | bool | None = None) 
     if measured is None:
         if measure is False or not isinstance(network, nn.Cell):
             return None
+        stock = network if step is None else step
+        _take_over(stock)
         try:
-            upgrade(network if step is None else step, measure if isinstance(measure, StepOptions) else None)
+            upgrade(stock, measure if isinstance(measure, StepOptions) else None)
         except CannotUpgrade as error:
             return str(error)
         except Exception as error:
@@ -125,6 +128,18 @@ def begin(params: Mapping[str, Any], measure: StepOptions | bool | None = None) 
         if made > int(step.step_count.asnumpy()):
             step.set_step(made)
     return None
+
+
+def _take_over(step: Any) -> None:
+    """Have steps that a monitor upgraded around the same network, in an earlier training, give their taps back.
+
+    MindSpore keeps a compiled step, though nothing of the user's refers to it any more, as where a notebook makes another
+    `Model` of the same network. One that trains again goes on without activation statistics.
+    """
+    network = getattr(step, "network", None)
+    for owner in owners_of(network) if isinstance(network, nn.Cell) else ():
+        if isinstance(owner, Observer) and owner is not step:
+            owner.remove_taps()
 
 
 class UpgradedTrainOneStepCell(Observer, nn.TrainOneStepCell):

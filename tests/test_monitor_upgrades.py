@@ -109,6 +109,17 @@ def test_an_option_that_cannot_work_is_an_error_before_training():
         Loop(monitor, nn.TrainOneStepCell(*parts())).train([0.5])
 
 
+def test_another_model_of_the_same_network_is_measured_as_the_first_was(mode, told):
+    net = MLP()
+    memories = [Memory(), Memory()]
+    for memory in memories:
+        model = Model(nn.TrainOneStepCell(net, nn.SGD(net.trainable_params(), 0.25)))
+        model.train(1, dataset(3), callbacks=[TrainingMonitor(writers=[memory])], **LOOSE)
+    first, second = ({name for name in memory.records[-1].values if name.startswith(("activation", "grad", "weight"))}
+                     for memory in memories)
+    assert first == second and any(name.startswith("activation") for name in second) and told == []
+
+
 def test_options_of_another_type_are_refused():
     with pytest.raises(TypeError, match="measure must be StepOptions, None for the default ones, or False, but it is 'le"):
         TrainingMonitor(writers=[Memory()], measure="leaves")
