@@ -90,7 +90,6 @@ class OpenIncidents:
     def take(self, incident: Incident) -> None:
         if incident.state == "begin":
             self._open.append(incident)
-        if incident.state != "end":
             return
         for like in (lambda each: _identity(each) == _identity(incident), lambda each: each.alarm == incident.alarm
                      and each.first_step == incident.first_step):

@@ -145,7 +145,7 @@ class _Gauges:
         if incident.state == "begin":
             self._begun = {**self._begun, incident.alarm: self._begun.get(incident.alarm, 0) + 1}
             self._open |= {which}
-        elif incident.state == "end":
+        else:
             self._open -= {which}
 
     def describe(self) -> Iterable[Any]:
