@@ -11,6 +11,7 @@ from mindspore import Tensor, nn
 import reference
 from instrument import Histogram, InstrumentedStep, remove_taps
 from instrument.upgrade import CannotUpgrade, StepOptions, find_step, upgrade
+from networks import InAnotherCell
 
 STEPS = 4
 
@@ -171,19 +172,11 @@ def test_steps_are_counted_on_after_taps_are_removed(mode):
 
 
 def test_a_step_that_was_called_and_then_lies_in_another_compiled_cell_is_read_anew(mode):
-    class Around(nn.Cell):
-        def __init__(self, step):
-            super().__init__(auto_prefix=False)
-            self.step = step
-
-        def construct(self, x, y):
-            return self.step(x, y)
-
     step = upgrade(plain(*parts()), StepOptions(activations=None))
     step(*batch(0))
     first = step.snapshot()
     assert step.snapshot() is first
-    around = Around(step)
+    around = InAnotherCell(step)
     for i in (1, 2):
         around(*batch(i))
         assert step.schema.unpack(step.snapshot())["step"] == i + 1
