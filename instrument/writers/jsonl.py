@@ -94,18 +94,14 @@ class JsonlWriter(Writer):
             raise failed[0]
 
     def flush(self) -> None:
-        if self._alarms.due:
-            with contextlib.suppress(OSError):  # as was told before
-                self._alarms.write()
+        self._write_waiting_alarms()
         deleted = [file.pattern for file in self._files if file.check()]
         if deleted:
             raise FileNotFoundError(f"somebody deleted {', '.join(deleted)} in {self._metrics.directory} while it was "
                                     "written: the records in it are lost, and new ones go into new files there")
 
     def close(self) -> None:
-        if self._alarms.due:
-            with contextlib.suppress(OSError):
-                self._alarms.write()
+        self._write_waiting_alarms()
         for file in self._files:
             file.close()
 
@@ -120,6 +116,11 @@ class JsonlWriter(Writer):
             if file.files():
                 file.due = mark
                 self._put(file, lambda: b"", failed)
+
+    def _write_waiting_alarms(self) -> None:
+        if self._alarms.due:
+            with contextlib.suppress(OSError):  # as was told before
+                self._alarms.write()
 
     def _put(self, file: LineFile, lines: Callable[[], bytes], failed: list[Exception]) -> None:
         try:
