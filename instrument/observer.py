@@ -132,6 +132,7 @@ class Observer(Controls, Observed):
             hide("weights_before", ParameterTuple([state(f"before.{p.name}", np.zeros(p.shape, np.float32))
                                                    for p in self.weights]))
             hide("weight_norms", state("weight_norms", np.zeros(len(self.weights), np.float32)))
+        hide("host_step", 0)  # number of the last call's step, where each one came through `__call__`
         hide("listens", False)  # whether the compiler, or PyNative mode, now goes through the step
         hide("inner", self._cells["network"])
         self.prepare(options)
@@ -197,8 +198,6 @@ class Observer(Controls, Observed):
         hide("vector", state("vector", unknown))
         hide("ring", RingBuffer(self.window, len(unknown)) if self.window else None)
         self.schedule.start_anew()
-        # Number of the last call's step, where each one came through `__call__`.
-        hide("host_step", getattr(self, "host_step", 0))
         hide("was_called", False)
         hide("comes_by_call", False)  # whether there was a call since the vector was taken: else it may lie in another graph
         hide("is_new", True)  # whether the vector may have changed since it was taken
