@@ -30,7 +30,7 @@ class Alarm:
     where: str = ""
     value: float | None = None
     active: bool = True
-    open_at: int | None = None  # the step at which training ended before the alarm was over
+    open_at: int = 0  # the last step at which training ended before the alarm was over
 
 
 class Notes:
@@ -47,6 +47,7 @@ class Notes:
         self.skipped = 0
         self.alarms: list[Alarm] = []
         self._known: dict[tuple[str, int, str], Alarm] = {}  # the same
+        self._left_open: list[Alarm] = []  # of these, those that were not over when training ended
         self.texts: list[dict[str, Any]] = []
         self.histograms: dict[str, list[tuple[int, int, np.ndarray]]] = {}
 
@@ -127,13 +128,16 @@ class Notes:
         last = line.get("last_step")
         alarm.last_step = max(last, first) if type(last) is int else first
         alarm.active = line.get("state") != "end"
-        alarm.open_at = line["step"] if line.get("state") == "open" else None
+        if line.get("state") == "open":
+            alarm.open_at = line["step"]
+            self._left_open.append(alarm)
 
     def has_gone_on(self, step: int) -> bool:
         """Training goes on at this step: what was open when it ended would be told anew. Whether anything was."""
-        over = [alarm for alarm in self.alarms if alarm.open_at is not None and alarm.open_at < step]
+        over = [alarm for alarm in self._left_open if alarm.open_at < step]
         for alarm in over:
-            alarm.active, alarm.open_at = False, None
+            alarm.active = False
+            self._left_open.remove(alarm)
         return bool(over)
 
     def _keep(self, alarms: list[Alarm]) -> None:
