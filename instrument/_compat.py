@@ -5,6 +5,7 @@ Each entry says which releases need it and when it can go.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import warnings
 from typing import NoReturn
@@ -46,21 +47,61 @@ def is_graph_mode() -> bool:
 
 
 def sharded_by() -> str:
-    """The setting by which tensors of this rank are shards, or can be; empty where none is."""
+    """The setting by which tensors of this rank are shards, or can be; empty where none is.
+
+    `AutoParallel` sets it only while it compiles what it wraps.
+    """
     mode = ms.get_auto_parallel_context("parallel_mode")
     if mode not in ("stand_alone", "data_parallel"):
         return f"the parallel mode {mode!r}"
     return "enable_parallel_optimizer=True" if ms.get_auto_parallel_context("enable_parallel_optimizer") else ""
 
 
+# mindspore.parallel.auto_parallel.AutoParallel, a cell that is put around a whole training step: 2.5 and later.
+HAS_AUTO_PARALLEL = importlib.util.find_spec("mindspore.parallel.auto_parallel") is not None
+
+
+def sharded_here(allow_unverified: bool) -> str:
+    """As `sharded_by`, for a step that is being made; by `AutoParallel` where nothing else can be meant by allowing it."""
+    setting = sharded_by()
+    if not setting and allow_unverified and HAS_AUTO_PARALLEL and trains_alone():
+        setting = "AutoParallel"
+    return setting
+
+
+def auto_parallel_around(network: nn.Cell) -> bool:
+    """Whether a train network is an `AutoParallel` for more than one device."""
+    return type(network).__name__ == "AutoParallel" and getattr(network, "_device_num", 2) > 1
+
+
+def has_stages() -> bool:
+    """Whether this is a pipeline of several stages."""
+    return int(ms.get_auto_parallel_context("pipeline_stages") or 1) > 1
+
+
 def refuse_shards(setting: str) -> NoReturn:
     """ValueError that says why nothing is measured under this setting, by which tensors of this rank are shards."""
-    means = ("; with gradients_mean=True, gradients of replicated parameters would be scaled, and those of sharded ones not"
-             if "auto" in setting and ms.get_auto_parallel_context("gradients_mean") else "")
-    raise ValueError(f"with {setting} tensors of this rank can be shards: the norms would be wrong{means}. InstrumentedStep "
-                     "works in 'stand_alone' and 'data_parallel' without the optimizer parallel. allow_unverified=True "
-                     "measures what this rank holds, and marks each metric so; instrument.sharding has the arithmetic that "
-                     'makes whole norms of them. No machine was at hand to verify either (README, "Several ranks").')
+    raise ValueError(f"with {setting} tensors of this rank can be shards. InstrumentedStep works in 'stand_alone' and "
+                     "'data_parallel' without the optimizer parallel; what it measures elsewhere could not be verified, since "
+                     "no machine was at hand that runs it. allow_unverified=True measures all the same, and marks each metric "
+                     'so (README, "Several ranks").')
+
+
+def check_layout(for_shards: bool, joined: bool) -> None:
+    """ValueError where a graph that was made for whole tensors is compiled for shards, or the other way round."""
+    setting = sharded_by()
+    if setting and not for_shards:
+        raise ValueError(f"this step was made for whole tensors, and is compiled with {setting}, where a rank holds shards: "
+                         "its norms would be wrong. Give InstrumentedStep, NormStats or StepOptions allow_unverified=True, "
+                         'which measures shards, and marks each metric so (README, "Several ranks").')
+    if for_shards and not setting and trains_alone():
+        raise ValueError("with allow_unverified=True this step was made for shards, and here each process trains by itself: "
+                         "its norms would be those of all of them together. Leave out allow_unverified, or put "
+                         "AutoParallel around the step, or set the parallel mode before it is made.")
+    if joined and setting and has_stages():
+        raise ValueError("this step was made to add up its sums over all ranks, and is compiled for one stage of a pipeline, "
+                         "which has parameters of its own: ranks would wait for each other for ever. Set pipeline_stages by "
+                         "set_auto_parallel_context before the step is made, or measure nothing.")
 
 
 def check_overflow_is_visible() -> None:

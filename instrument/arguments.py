@@ -8,14 +8,19 @@ from mindspore import Tensor, nn
 
 from instrument import _compat
 from instrument.kinds import is_number, is_whole
+from instrument.shards import check_options
 from instrument.taps import ALL_STATS
 
 
 def check_arguments(network: Any, optimizer: Any, *, loss_scale: Any, max_grad_norm: Any, accumulate: Any, loss_key: Any,
                     activation_stats: Any, every: Any = 1,
                     window: Any = None, spike_window: Any = None, skip_spikes: Any = None, scope: Any = "global",
-                    allow_unverified: Any = False) -> None:
-    """Raise TypeError or ValueError for the first argument that cannot work."""
+                    allow_unverified: Any = False, **by_shape: Any) -> None:
+    """Raise TypeError or ValueError for the first argument that cannot work.
+
+    Args:
+        by_shape: Options that go by the shapes of whole tensors; what they must be otherwise is checked elsewhere.
+    """
     if not isinstance(network, nn.Cell):
         raise TypeError(f"`network` must be a Cell that returns the loss, but it is a {type(network).__name__}. "
                         "A network and a loss function make one by nn.WithLossCell(network, loss_fn).")
@@ -69,14 +74,12 @@ def check_arguments(network: Any, optimizer: Any, *, loss_scale: Any, max_grad_n
                          f"{activation_stats!r}.")
     if not isinstance(allow_unverified, bool):
         raise TypeError(f"`allow_unverified` must be True or False, but it is {allow_unverified!r}.")
-    setting = _compat.sharded_by()
+    setting = _compat.sharded_here(allow_unverified)
     if setting and not allow_unverified:
         _compat.refuse_shards(setting)
     if setting:
-        for name, value in (("loss_scale", loss_scale), ("max_grad_norm", max_grad_norm), ("skip_spikes", skip_spikes)):
-            if value is not None:
-                raise ValueError(f"`{name}` decides by norms, and with {setting} those are of what each rank holds: ranks "
-                                 f"would train apart, whatever allow_unverified says. Leave out {name}.")
+        check_options(network, setting, loss_scale=loss_scale, max_grad_norm=max_grad_norm, skip_spikes=skip_spikes,
+                      accumulate=accumulate, **by_shape)
 
 
 def check_loss_scale(loss_scale: Any) -> None:

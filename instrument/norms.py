@@ -5,13 +5,15 @@ Owns which norms there are, their names and their order. The mathematics is in `
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from instrument import _compat, stats
-from instrument.schema import Merge, Metric, Schema, Scope
+from instrument.schema import Merge, Metric, Schema, Scope, of_this_rank
+from instrument.shards import ShardSums
 
 
 def _rows(tensor, length):
@@ -35,6 +37,14 @@ def _nonfinite(tensor):
 
 # Tensors of at most so many elements are not summed in kernels of their own, but with all the others.
 SMALL = 4096
+
+
+@_compat.constexpr
+def _checked(number: int, for_shards: bool, joined: bool) -> int:
+    """`number`; ValueError where the graph is compiled for another layout than it was made for."""
+    _compat.check_layout(for_shards, joined)
+    return number
+
 
 # A segment sum adds one element after the other: it is given few at a time.
 CHUNK = 64
@@ -136,9 +146,13 @@ class NormStats(nn.Cell):
         per_parameter: Whether each parameter's norms are there beside the totals.
         counts: Whether elements are counted too: `grad/nonfinite/<parameter>` and `grad/zero_fraction`.
         gradient_scope: `"global"` where the gradients are the same on every rank.
+        allow_unverified: Measure in parallel modes in which a rank holds shards of tensors too: `shards.py` adds up those of
+            all ranks, which has not been verified on an accelerator. Each metric has the scope `unverified` then, or
+            `shard` in a pipeline, where nothing is added up.
 
     Raises:
-        ValueError: There is no parameter, one is of no float type, or two have one name.
+        ValueError: There is no parameter, one is of no float type, or two have one name; or this is a parallel mode in which
+            a rank holds shards, without `allow_unverified`, or with `counts`.
 
     Example:
         >>> norm_stats = NormStats(net.trainable_params())
@@ -149,9 +163,15 @@ class NormStats(nn.Cell):
     """
 
     def __init__(self, parameters: Iterable[Parameter], *, frozen: Iterable[Parameter] = (), per_parameter: bool = True,
-                 counts: bool = False, gradient_scope: Scope = "global"):
+                 counts: bool = False, gradient_scope: Scope = "global", allow_unverified: bool = False):
         super().__init__(auto_prefix=False)
         parameters, frozen = list(parameters), list(frozen)
+        setting = _compat.sharded_here(allow_unverified)
+        if setting and not allow_unverified:
+            _compat.refuse_shards(setting)
+        if setting and counts:
+            raise ValueError(f"`counts` goes by the shapes of whole tensors, and with {setting} a rank holds shards. "
+                             "Leave it out.")
         if not parameters:
             raise ValueError("`parameters` must hold at least one parameter, but it is empty. "
                              "Pass net.trainable_params() or optimizer.parameters.")
@@ -173,12 +193,18 @@ class NormStats(nn.Cell):
         shapes = [p.shape for p in parameters + parameters + frozen]
         sizes = np.array([stats.size_of(shape) for shape in shapes], np.float32)
         self.gradients = len(parameters)
-        self.square_sums = SquareSums(shapes, self.gradients)
+        self.for_shards, self.joined = bool(setting), bool(setting) and not _compat.has_stages()
+        self.square_sums = (ShardSums(shapes, self.gradients, self.joined) if setting else
+                            SquareSums(shapes, self.gradients))
         self.gradient_total = SegmentSums([self.gradients])
         self.totals = SegmentSums([self.gradients, len(shapes) - self.gradients])
         self.elements = Tensor(sizes)
         self.total_elements = Tensor([sizes[:self.gradients].sum(), sizes[self.gradients:].sum()], ms.float32)
-        self.schema = Schema(self._metrics([p.name for p in parameters], [p.name for p in frozen], gradient_scope))
+        metrics = self._metrics([p.name for p in parameters], [p.name for p in frozen], gradient_scope)
+        if setting:
+            metrics = ([replace(each, scope="unverified") for each in metrics] if self.joined else
+                       of_this_rank(metrics, "shard"))
+        self.schema = Schema(metrics)
 
     def construct(self, grads):
         """Measure.
@@ -198,10 +224,11 @@ class NormStats(nn.Cell):
         A norm is NaN too where squares have underflowed, which is neither an overflow nor a reason to clip.
         """
         squares, seen = self.square_sums(grads, self.weights)
+        gradients = _checked(self.gradients, self.for_shards, self.joined)
         totals = self.totals(squares)
         norms = stats.root(squares, self.elements, seen)
         values = (stats.root(totals, self.total_elements, self.totals(seen)),
-                  self.sum(stats.is_nonfinite(squares[:self.gradients]), 0))
+                  self.sum(stats.is_nonfinite(squares[:gradients]), 0))
         if self.counts:
             zeros = self.sum(self.stack(self.map(_zeros, grads)), 0)
             values = values + (zeros / self.total_elements[:1],)

@@ -99,7 +99,8 @@ class Observer(Controls, Observed):
         check_options(network, self.optimizer, options)
         release(network)
         choice = choose(network, activations=options.activations, activation_stats=options.activation_stats,
-                        counts=options.counts, histograms=options.histograms, attention=options.attention)
+                        counts=options.counts, histograms=options.histograms,
+                        attention=options.attention and not _compat.sharded_here(options.allow_unverified))
         try:
             check_free(choice.tapped)
         except ValueError as error:
@@ -113,7 +114,8 @@ class Observer(Controls, Observed):
         hide("map_over", ops.HyperMap())
         hide("pack", ops.Concat())
         hide("mean_of", ops.ReduceMean())
-        hide("norm_stats", NormStats(self.weights, frozen=frozen, per_parameter=options.per_parameter, counts=options.counts))
+        hide("norm_stats", NormStats(self.weights, frozen=frozen, per_parameter=options.per_parameter, counts=options.counts,
+                                     allow_unverified=options.allow_unverified))
         hide("counted_parameters", choose_parameters(options.histograms, self.weights, frozen))
         hide("moment_stats", MomentStats(self.optimizer, options.per_parameter) if options.moments else None)
         hide("update_stats", UpdateStats(self.weights, options.per_parameter) if options.updates else None)
@@ -190,7 +192,7 @@ class Observer(Controls, Observed):
         hide("body_end", 2 + len(body))
         if self.update_stats is not None:
             body += self.update_stats.metrics()
-        self._schema.replace(scoped(head + body), self.histogram_stats.names)
+        self._schema.replace(scoped(head + body, self.options.allow_unverified), self.histogram_stats.names)
         histograms = CARRIED * len(self.histogram_stats.names)
         hide("measured", state("measured", np.full(self.body_end + histograms, np.nan, np.float32)))
         unknown = np.full(len(self._schema), np.nan, np.float32)

@@ -12,7 +12,7 @@ from typing import Any
 
 from instrument import _compat, runs
 from instrument.record import RunInfo
-from instrument.schema import Schema
+from instrument.schema import ONE_FOR_ALL, Schema
 
 
 class Place:
@@ -100,5 +100,5 @@ class Place:
     def _store_schema(self) -> None:
         if self.run is not None and self._schema is not None:
             # Another rank describes what it records: with a thousand of them, the same for all would be hundreds of megabytes.
-            metrics = [metric for metric in self._schema if self._rank == 0 or metric.scope != "global"]
+            metrics = [metric for metric in self._schema if self._rank == 0 or metric.scope not in ONE_FOR_ALL]
             runs.write_schema(self.run, metrics, self._schema.histogram_names, max_grad_norm=self._max_grad_norm)

@@ -14,9 +14,9 @@ from instrument.background import Kept
 from instrument.host import HostStats
 from instrument.outputs import Reading
 from instrument.record import VALIDATION, Record
-from instrument.schema import Metric, Schema
+from instrument.schema import ONE_FOR_ALL, Metric, Schema
 
-# What is the same on each rank besides the schema's metrics of scope `global`.
+# What is the same on each rank besides the schema's metrics that are one number for all.
 _GLOBAL = ("learning_rate", "epoch", VALIDATION)
 
 
@@ -71,7 +71,7 @@ class Recorder:
         """The record without what rank 0 has recorded for all."""
         metrics = self._schema.metrics if self._schema is not None else ()  # others, when parts of a loss become known
         if metrics is not self._global_names[0]:
-            found = frozenset(each.name for each in metrics if each.scope == "global")
+            found = frozenset(each.name for each in metrics if each.scope in ONE_FOR_ALL)
             self._global_names = metrics, found | {"perplexity"} if "loss" in found else found
         names = self._global_names[1]
         values = {name: value for name, value in record.values.items() if name not in names and not name.startswith(_GLOBAL)}

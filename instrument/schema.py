@@ -16,7 +16,10 @@ import numpy as np
 from instrument.bins import CARRIED, from_carried
 from instrument.nonfinite import FirstNonfinite, first_nonfinite
 
-Scope = Literal["global", "local", "shard"]
+Scope = Literal["global", "local", "shard", "unverified"]
+# The scopes of what is one number for all ranks, so that rank 0 records it for all.
+ONE_FOR_ALL = ("global", "unverified")
+
 Merge = Literal["identical", "sum", "mean", "rms", "max", "mean_of_max"]
 
 
@@ -29,7 +32,8 @@ class Metric:
         unit: `step`, `loss`, `1` (dimensionless, in the unit of the tensor measured), `calls`, `elements`,
             `parameters`, `nats`, `fraction`, `deviations` (standard deviations), `rank` (its number) or `flag` (0 or 1).
         scope: `global` is one number for all ranks of a data parallel job; `local` is this rank's own; `shard` is of the
-            parts of tensors that this rank holds, in a parallel mode in which nothing has been verified.
+            parts of tensors that this rank holds, and `unverified` one number for all ranks, in a parallel mode in which
+            nothing has been verified on an accelerator.
         merge: how values of several calls, micro-batches or ranks make one: `identical` (they are all the same),
             `sum`, `mean` (weighted by elements where the numbers of elements differ), `rms` (root of the mean of
             squares, weighted likewise), `max`, or `mean_of_max` (the mean of each call's maximum: a sum over calls

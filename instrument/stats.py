@@ -39,12 +39,14 @@ _abs = ops.Abs()
 _cast = ops.Cast()
 _concat = ops.Concat()
 _equal = ops.Equal()
+_expand = ops.ExpandDims()
 _greatest_distance = ops.Cdist(p=math.inf)
 _is_finite = ops.IsFinite()
 _is_nan = ops.IsNan()
 _less = ops.Less()
 _logical_and = ops.LogicalAnd()
 _max = ops.ReduceMax()
+_mean = ops.ReduceMean()
 _mul = ops.Mul()
 _not_equal = ops.NotEqual()
 _reshape = ops.Reshape()
@@ -97,8 +99,14 @@ def _wide_shape(size: int) -> tuple[int, int]:
 
 
 @constexpr
-def _on_cpu() -> bool:
-    return _compat.device_target() == "CPU"
+def _rows_first() -> bool:
+    # Where a rank can hold shards, the shapes that a graph is compiled with are those of whole tensors.
+    return _compat.device_target() == "CPU" and not _compat.sharded_by()
+
+
+@constexpr
+def _holds_shards() -> bool:
+    return bool(_compat.sharded_by())
 
 
 @constexpr
@@ -112,8 +120,8 @@ def _zero_row(length: int) -> Tensor:
 
 
 @constexpr
-def _calls_and_elements(shape: tuple[int, ...], has_calls: bool, has_elements: bool) -> Tensor:
-    return Tensor([1.0] * has_calls + [float(size_of(shape))] * has_elements, ms.float32)
+def _calls_and_elements(shape: tuple[int, ...], has_calls: bool, has_elements: bool, elements: float) -> Tensor:
+    return Tensor([1.0] * has_calls + [elements or float(size_of(shape))] * has_elements, ms.float32)
 
 
 def as_float32(x: Tensor) -> Tensor:
@@ -159,7 +167,7 @@ def _few_row_sums(x: Tensor) -> Tensor:
 
 def element_sum(x: Tensor) -> Tensor:
     """Sum of all elements, float32 scalar."""
-    if _on_cpu():
+    if _rows_first():
         return _sum(_few_row_sums(x))
     return _sum(x)
 
@@ -171,14 +179,14 @@ def square_sum(x: Tensor) -> Tensor:
 
 def sum_and_square_sum(x: Tensor) -> Tensor:
     """Both, float32 [2]."""
-    if _on_cpu():
+    if _rows_first():
         return _sum(_stack((_few_row_sums(x), _few_row_sums(_mul(x, x)))), -1)
     return _stack((_sum(x), _sum(_mul(x, x))))
 
 
 def absolute_maximum(x: Tensor) -> Tensor:
     """Largest magnitude, float32 scalar. A NaN may be passed over: on a CPU no maximum of MindSpore reports it reliably."""
-    if _on_cpu():
+    if _rows_first():
         rows = _reshape(x, _wide_shape(_static_size(_shape(x))))
         return _max(_reshape(_greatest_distance(rows, _zero_row(_shape(rows)[1])), (-1,)))
     return _max(_abs(x))
@@ -245,8 +253,23 @@ class Columns(nn.Cell):
         """
         x = as_float32(x)
         carried = ()
+        if _holds_shards():
+            # The number of elements here is not known, so a call counts as one, with means in place of sums.
+            if self.has_calls or self.has_elements:
+                carried = carried + (_calls_and_elements(_shape(x), self.has_calls, self.has_elements, 1.0),)
+            if self.has_sum:
+                carried = carried + (_expand(_mean(x), 0),)
+            if self.has_square_sum:
+                carried = carried + (_expand(_mean(_mul(x, x)), 0),)
+            if self.has_absmax:
+                carried = carried + (_expand(absolute_maximum(x), 0),)
+            if self.has_zeros:
+                carried = carried + (_expand(_mean(_cast(_equal(x, _ZERO), ms.float32)), 0),)
+            if self.has_nonfinite:
+                carried = carried + (_expand(nonfinite_count(x), 0),)
+            return _concat(carried)
         if self.has_calls or self.has_elements:
-            carried = carried + (_calls_and_elements(_shape(x), self.has_calls, self.has_elements),)
+            carried = carried + (_calls_and_elements(_shape(x), self.has_calls, self.has_elements, 0.0),)
         if self.has_sum and self.has_square_sum:
             carried = carried + (sum_and_square_sum(x),)
         elif self.has_sum:

@@ -90,8 +90,10 @@ class InstrumentedStep(Controls, StepGraph):
             all ranks as one, by one AllReduce in a measured step; or `"local"`: of this rank's. Alone, both are the same.
         ranks: In a data parallel job, add `grad/norm_local`, and of it and of the loss the smallest and the largest over
             ranks, and which rank has the largest: `rank/argmax/loss`.
-        allow_unverified: Measure in parallel modes in which tensors of a rank are shards too, where nothing could be verified:
-            each metric is then of what this rank holds, and has the scope `shard`. What decides by a norm is refused there.
+        allow_unverified: Measure in parallel modes in which tensors of a rank are shards too, `AutoParallel` among them, where
+            nothing could be verified on an accelerator. Norms are added up over all ranks, and have the scope `unverified`;
+            all else is of what this rank holds, and has the scope `shard`. What decides by a norm, or goes by the shapes of
+            whole tensors, is refused there.
 
     Inputs:
         - **inputs** (tuple of Tensor) - what `network` takes.
@@ -128,14 +130,17 @@ class InstrumentedStep(Controls, StepGraph):
         _compat.warn_if_untested()
         check_arguments(network, optimizer, loss_scale=loss_scale, max_grad_norm=max_grad_norm, accumulate=accumulate,
                         loss_key=loss_key, activation_stats=activation_stats, every=every, window=window,
-                        spike_window=spike_window, skip_spikes=skip_spikes, scope=scope, allow_unverified=allow_unverified)
+                        spike_window=spike_window, skip_spikes=skip_spikes, scope=scope, allow_unverified=allow_unverified,
+                        counts=counts, updates=updates, moments=moments, histograms=histograms)
+        self.allow_unverified = allow_unverified
+        shards = bool(_compat.sharded_here(allow_unverified))
         if moments:
             moments_of(optimizer)
         check_histograms(histograms, every)
         check_no_other_step(network)
         release(network)
         choice = choose(network, activations=activations, activation_stats=activation_stats, counts=counts,
-                        histograms=histograms, attention=attention)
+                        histograms=histograms, attention=attention and not shards)
         check_free(choice.tapped)
         super().__init__(network, optimizer)
         self.exits_on_request = bool(getattr(self, "use_graceful_exit", False))  # the stock step's, 2.5 and later
@@ -161,7 +166,8 @@ class InstrumentedStep(Controls, StepGraph):
             self.hide("spike_score", SpikeScore(spike_window, self.spike_history))
         self.hide("outputs", LossOutputs(network, loss_key, self.scaled, weakref.WeakMethod(self._name_metrics)))
         frozen = frozen_weights(network, self.weights)
-        self.hide("norm_stats", NormStats(self.weights, frozen=frozen, per_parameter=per_parameter, counts=counts))
+        self.hide("norm_stats", NormStats(self.weights, frozen=frozen, per_parameter=per_parameter, counts=counts,
+                                          allow_unverified=allow_unverified))
         self.hide("counted_parameters", choose_parameters(histograms, self.weights, frozen))
         self.has_updates, self.has_moments = bool(updates), bool(moments)
         self.hide("update_stats", UpdateStats(self.weights, per_parameter) if updates else None)
@@ -219,7 +225,7 @@ class InstrumentedStep(Controls, StepGraph):
     def _choose_scope(self, scope: Scope, ranks: bool) -> None:
         """What is joined over ranks, and where the graph has an AllReduce for it."""
         self.ranks = get_group_size() if self.reducer_flag else 1
-        together = self.ranks > 1 and not _compat.sharded_by()
+        together = self.ranks > 1 and not _compat.sharded_here(self.allow_unverified)
         self.is_joined, self.has_spread = together and scope == "global", together and ranks
         self.joins = self.is_joined or self.has_spread or (together and self.has_spikes)  # ranks must skip alike
         # The gradient that is trained on is of the mean of the ranks' losses, or else of their sum.
@@ -249,7 +255,7 @@ class InstrumentedStep(Controls, StepGraph):
         metrics += self.taps.metrics(self.scope) if self.taps is not None else []
         for part in (self.moment_stats, self.update_stats):  # in the order of the vector
             metrics += part.metrics() if part is not None else []
-        self._schema.replace(scoped(metrics), self.histogram_stats.names)
+        self._schema.replace(scoped(metrics, self.allow_unverified), self.histogram_stats.names)
 
     def _make_loss_scale(self, loss_scale: LossScale) -> None:
         self.loss_scaling_manager = None

@@ -42,5 +42,6 @@ def check_options(network: nn.Cell, optimizer: nn.Cell, options: StepOptions) ->
         moments_of(optimizer)
     check_arguments(network, optimizer, loss_scale=None, max_grad_norm=None, accumulate=1, loss_key=None,
                     activation_stats=options.activation_stats, every=options.every, window=options.window,
-                    spike_window=options.spike_window, allow_unverified=options.allow_unverified)
+                    spike_window=options.spike_window, allow_unverified=options.allow_unverified, counts=options.counts,
+                    updates=options.updates, moments=options.moments, histograms=options.histograms)
     check_histograms(options.histograms, options.every)

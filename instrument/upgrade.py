@@ -114,6 +114,9 @@ def begin(params: Mapping[str, Any], measure: StepOptions | bool | None = None) 
         if measure is False or not isinstance(network, nn.Cell):
             return None
         stock = network if step is None else step
+        if _compat.auto_parallel_around(network) and not (isinstance(measure, StepOptions) and measure.allow_unverified):
+            return ("AutoParallel is around the training step, where tensors of this rank can be shards, and what is measured "
+                    "there could not be verified: allow_unverified=True measures all the same, and marks each metric so")
         _take_over(stock)
         try:
             upgrade(stock, measure if isinstance(measure, StepOptions) else None)

@@ -29,20 +29,20 @@ def test_releases_are_compared_as_versions():
 @pytest.mark.parametrize("settings", [{"parallel_mode": "semi_auto_parallel"}, {"parallel_mode": "auto_parallel"},
                                       {"parallel_mode": "hybrid_parallel"}, {"enable_parallel_optimizer": True}], ids=str)
 def test_modes_in_which_a_tensor_can_be_a_shard_are_refused(monkeypatch, settings):
-    context = {"parallel_mode": "data_parallel", "enable_parallel_optimizer": False, "gradients_mean": True, **settings}
+    context = {"parallel_mode": "data_parallel", "enable_parallel_optimizer": False, "gradients_mean": True,
+               "pipeline_stages": 1, **settings}
     network = MLP()
     with monkeypatch.context() as patched:
         patched.setattr(ms, "get_auto_parallel_context", context.__getitem__)
-        message = "shards: the norms would be wrong.*allow_unverified=True.*instrument.sharding"
-        with pytest.raises(ValueError, match=message) as refusal:
+        with pytest.raises(ValueError, match="tensors of this rank can be shards.*allow_unverified=True"):
             InstrumentedStep(network, nn.SGD(network.trainable_params(), 0.1))
-    assert ("gradients_mean=True" in str(refusal.value)) == ("auto" in settings.get("parallel_mode", ""))
 
 
 @pytest.fixture
 def sharded(monkeypatch):
     """A parallel mode in which tensors are shards, as far as anyone asks."""
-    context = {"parallel_mode": "semi_auto_parallel", "enable_parallel_optimizer": False, "gradients_mean": False}
+    context = {"parallel_mode": "semi_auto_parallel", "enable_parallel_optimizer": False, "gradients_mean": False,
+               "pipeline_stages": 1}
     monkeypatch.setattr("instrument.scopes._told", set())
     with monkeypatch.context() as patched:
         patched.setattr(ms, "get_auto_parallel_context", context.__getitem__)
@@ -58,12 +58,15 @@ def test_what_is_not_verified_is_marked_where_it_is_allowed(sharded, kind, told)
             step = InstrumentedStep(network, optimizer, allow_unverified=True)
         else:
             step = upgrade(nn.TrainOneStepCell(network, optimizer), StepOptions(allow_unverified=True))
-        assert {metric.scope for metric in step.schema} == {"shard"} and "identical" not in {m.merge for m in step.schema}
+        scopes = {metric.name: metric.scope for metric in step.schema}
+        assert {name for name, scope in scopes.items() if scope == "unverified"} == set(step.norm_stats.schema.names)
+        assert set(scopes.values()) == {"unverified", "shard"}
+        assert all(metric.merge != "identical" for metric in step.schema if metric.scope == "shard")
     (once,) = told
     assert "with the parallel mode 'semi_auto_parallel' nothing has been verified" in once
     told.clear()
     network = MLP()
-    with pytest.raises(ValueError, match="allow_unverified=True measures what this rank holds"):
+    with pytest.raises(ValueError, match="allow_unverified=True measures all the same"):
         upgrade(nn.TrainOneStepCell(network, nn.SGD(network.trainable_params(), 0.1)))
 
 
@@ -71,7 +74,7 @@ def test_what_is_not_verified_is_marked_where_it_is_allowed(sharded, kind, told)
                          ids=str)
 def test_what_decides_by_a_norm_of_shards_is_refused_all_the_same(sharded, option):
     network = MLP()
-    with pytest.raises(ValueError, match="decides by norms.*ranks would train apart"):
+    with pytest.raises(ValueError, match="decides by norms.*must not change what is trained"):
         InstrumentedStep(network, nn.SGD(network.trainable_params(), 0.1), allow_unverified=True, **option)
 
 
