@@ -1,12 +1,15 @@
 """The ways in which people look at gradients today, beside ours, on one network: time, bytes copied, and what they say.
 
-    python benchmarks/alternatives.py [pairs]
+    python benchmarks/alternatives.py [pairs]          # all of them
+    python benchmarks/alternatives.py [pairs] probe    # MindStudio Probe alone
 
 GPT of 5 M parameters, 1,024 tokens a step, Adam; each way trains a network of its own from the same weights on the same batch,
 so that all of them make the same steps and the true numbers are known: the gradient norm in float64, of gradients that a step
 returned. Ratios are of a step of the way, with all that it does afterwards, to a step of `nn.TrainOneStepCell` right before or
 after it. "copied" is what goes from the device to the host at each step; on a CPU a copy may cost nothing, over a bus it does.
-The ways that need PyNative mode come last, against a plain step in that mode.
+The ways that need PyNative mode come last, against a plain step in that mode. MindStudio Probe is among them where it is
+installed (`pip install mindstudio-probe`), helped as probe.py says, with an optimizer that MindSpore does not compile; it and
+ours beside it are against a plain loop with that optimizer.
 """
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -26,8 +30,10 @@ import mindspore as ms
 import numpy as np
 from mindspore import nn
 from mindspore.dataset import NumpySlicesDataset
+from mindspore.experimental import optim
 from mindspore.train import Callback, Model, SummaryCollector
 
+from benchmarks import probe
 from benchmarks.networks import GPT, gpt_batch
 from benchmarks.timing import machine, seconds
 from instrument import InstrumentedStep
@@ -69,8 +75,11 @@ def plain(batch: tuple) -> Callable[[], None]:
     return lambda: step(*batch).asnumpy() and None
 
 
-def ours(batch: tuple, name: str, every: int = 1, **options: Any) -> Way:
-    step = InstrumentedStep(*fresh(), every=every, **options).set_train()
+def ours(batch: tuple, name: str, *, every: int = 1, kind: type | None = None, **options: Any) -> Way:
+    network, optimizer = fresh()
+    if kind:
+        optimizer = kind(network.trainable_params(), 1e-4)
+    step = InstrumentedStep(network, optimizer, every=every, **options).set_train()
     last = [0.0]
 
     def run() -> float | None:
@@ -130,7 +139,7 @@ def parameter_grad(batch: tuple) -> Way:
                                  if getattr(parameter, "grad", None) is not None)))
 
     run()
-    return Way("param.grad in a callback", run, 0, "nothing: param.grad is None in graph mode and in PyNative mode")
+    return Way("param.grad in a callback", run, 0, "nothing: a Parameter has no grad, in graph mode and in PyNative mode")
 
 
 def host_weights(batch: tuple) -> Way:
@@ -218,7 +227,50 @@ def hooks(batch: tuple) -> Way:
         step(*batch).asnumpy()
 
     run()
-    return Way("forward hooks on blocks, NumPy", run, copied[0], "activations of blocks; the same in graph mode runs no hook")
+    return Way("forward hooks on blocks, NumPy", run, copied[0], "activations of blocks; in graph mode hooks in a list do not run")
+
+
+def probed(batch: tuple, pairs: int) -> tuple[float, list[Way], dict[str, Any]]:
+    """MindStudio Probe and ours, against a plain loop: its seconds, the ways, and what the monitor's numbers are worth."""
+    base_step = probe.plain(fresh()[0].set_train())
+
+    def base() -> None:
+        base_step(*batch).asnumpy()
+
+    with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second, probe.without_mint_norm():
+        network, others = fresh()[0].set_train(), fresh()[0].set_train()
+        gradients = probe.Watched(network, first, wg_distribution=True, ops=["norm"])
+        blocks = {f"blocks.{i}": {} for i in range(len(others.blocks))}
+        activations = probe.Watched(others, second, xy_distribution=True, ops=list(probe.OPS), targets=blocks)
+        ways = [ours(batch, "ours, norms", kind=optim.Adam, activations=None),
+                ours(batch, "ours, norms and blocks", kind=optim.Adam),
+                Way("MindStudio Probe, norms", lambda: gradients.step(*batch).asnumpy() and None,
+                    4 * len(network.trainable_params()), "norms of gradients"),
+                Way("MindStudio Probe, blocks", lambda: activations.step(*batch).asnumpy() and None, 0,
+                    "activations of blocks and their gradients, in and out: " + ", ".join(probe.OPS))]
+        for run in (base, *(way.step for way in ways[2:])):
+            run()
+        tables = [activations.rows(name) for name in ("actv", "actv_grad")]
+        ways[3].copied = 4 * len(probe.OPS) * sum(len(table) for table in tables)
+        taken = compare(base, ways, pairs)
+        facts = dict(zip(("norm_error", "worst_parameter"), gradients.errors()))
+    return taken, ways, {**facts, "with_nan": probe.with_nan(), "wrong_columns": probe.wrong_columns(),
+                         "errors_as_installed": dict(probe.errors())}
+
+
+def probe_rows(batch: tuple, pairs: int) -> dict[str, Any]:
+    """The rows of MindStudio Probe, or why there are none."""
+    if not probe.is_installed():
+        print("MindStudio Probe: not installed (pip install mindstudio-probe)")
+        return {"installed": False}
+    taken, ways, facts = probed(batch, pairs)
+    print(f"PyNative mode, a plain loop with mindspore.experimental.optim.Adam: {1000 * taken:.0f} ms")
+    rows = list(show(ways, []))
+    for name, error in facts["errors_as_installed"].items():
+        print(f"MindStudio Probe as installed, {name}: {error or 'runs'}")
+    print(f"MindStudio Probe: gradient norm off by {facts['norm_error']:.1e}, of one parameter by up to "
+          f"{facts['worst_parameter']:.1e}; norms below 0, where `norm` has no kernel: {facts['wrong_columns']}")
+    return {"installed": version("mindstudio-probe"), "seconds": taken, "rows": rows, **facts}
 
 
 def show(ways: list[Way], true: list[float]) -> Iterator[dict[str, Any]]:
@@ -253,6 +305,11 @@ def main() -> None:
     pairs = int(sys.argv[1]) if len(sys.argv) > 1 else 20
     warnings.simplefilter("ignore")
     batch = gpt_batch()
+    if "probe" in sys.argv[2:]:
+        ms.set_context(mode=ms.PYNATIVE_MODE, device_target="CPU")
+        print(machine(), flush=True)
+        print(json.dumps({"machine": machine(), "versions": versions(), "mindstudio_probe": probe_rows(batch, pairs)}))
+        return
     ms.set_context(mode=ms.GRAPH_MODE, device_target="CPU")
     print(machine(), flush=True)
     true = true_norms(batch, pairs + 2)
@@ -273,9 +330,10 @@ def main() -> None:
     second_pynative = compare(base, ways, pairs)
     print(f"PyNative mode, a plain step: {1000 * second_pynative:.0f} ms")
     rows_pynative = list(show(ways, []))
+    monitor = probe_rows(batch, pairs)
     ms.set_context(mode=ms.GRAPH_MODE)
     print(json.dumps({"machine": machine(), "versions": versions(), "seconds": second, "graph": rows,
-                      "seconds_pynative": second_pynative, "pynative": rows_pynative}))
+                      "seconds_pynative": second_pynative, "pynative": rows_pynative, "mindstudio_probe": monitor}))
 
 
 if __name__ == "__main__":
