@@ -125,9 +125,9 @@ class _TupleStep:
 
     def __init__(self, step: Any, first_step: int, every: int):
         self.optimizer = getattr(step, "optimizer", None)
-        self.schema = Schema([Metric("step", "step", "global", "identical"), Metric("loss", "loss", "local", "mean")])
         self._first_step, self._every = first_step, every
         self._has_loss, self._losses_summed = _compat.has_loss(), releases.losses_summed(step)
+        self.schema = Schema([_metric(name) for name in ("step", "loss") if name == "step" or self._has_loss])
         self._last: tuple[int, Any] | None = None
 
     def outputs(self, params: Mapping[str, Any]) -> Any:
@@ -140,14 +140,17 @@ class _TupleStep:
             if not self._has_loss:
                 values.pop("loss", None)
             if tuple(values) != self.schema.names and len(values) > 1:
-                self.schema.replace([Metric(name, _UNITS[name], "local" if name == "loss" else "global", "identical")
-                                     for name in values])
+                self.schema.replace([_metric(name) for name in values])
             row = [values.get(name, math.nan) for name in self.schema.names]
             self._last = call, (values.get("loss"), np.array(row, np.float32))
         return self._last[1]
 
 
 _UNITS = {"step": "step", "loss": "loss", "loss_scale": "1", "overflow": "flag", "grad/norm": "1"}
+
+
+def _metric(name: str) -> Metric:
+    return Metric(name, _UNITS[name], "local" if name == "loss" else "global", "identical")
 
 
 def _named(outputs: Any) -> dict[str, float]:

@@ -31,14 +31,18 @@ class Divided:
     def grads_for_legacy(self, scaling_sens, *inputs):
         """As the stock step; keeps the divisor."""
         loss, grads, divisor = self.stock_grads_for_legacy(scaling_sens, *inputs)
-        kept = ops.assign(self.divisor, ops.reshape(ops.cast(divisor, ms.float32), (1,)))
-        return loss, ops.depend(grads, kept), divisor
+        if self.calculate_per_token_loss:
+            kept = ops.assign(self.divisor, ops.reshape(ops.cast(divisor, ms.float32), (1,)))
+            grads = ops.depend(grads, kept)
+        return loss, grads, divisor
 
     def grads_for_mcore(self, scaling_sens, *inputs):
         """As the stock step; keeps the divisor."""
         loss, grads, divisor = self.stock_grads_for_mcore(scaling_sens, *inputs)
-        kept = ops.assign(self.divisor, ops.reshape(ops.cast(divisor, ms.float32), (1,)))
-        return loss, ops.depend(grads, kept), divisor
+        if self.calculate_per_token_loss:
+            kept = ops.assign(self.divisor, ops.reshape(ops.cast(divisor, ms.float32), (1,)))
+            grads = ops.depend(grads, kept)
+        return loss, grads, divisor
 
 
 class _KeepsParts(nn.Cell):
