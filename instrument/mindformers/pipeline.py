@@ -15,10 +15,11 @@ from instrument.mindformers import releases
 from instrument.mindformers.steps import Divided, MFStep
 from instrument.step_options import CannotUpgrade, StepOptions
 
-REASON = ("MFPipelineWithLossScaleCell works in semi-automatic parallel alone, for which no machine was at hand. What is measured "
-          "in it is of the shards and of the pipeline stage that this rank holds, and has been verified outside that mode only. "
-          "allow_unverified=True (in YAML, allow_unverified: True) measures it all the same. Without that, InstrumentMonitor "
-          "records what the step returns: loss, overflow flag, loss scale and, with use_clip_grad, gradient norm")
+REASON = ("MFPipelineWithLossScaleCell works in semi-automatic parallel alone, for which no machine was at hand. What is "
+          "measured in it is of the shards and of the pipeline stage that this rank holds, and has been verified outside that "
+          "mode only. allow_unverified=True (in YAML, allow_unverified: True) measures it all the same. Without that, "
+          "InstrumentMonitor records what the step returns: loss, overflow flag, loss scale and, with use_clip_grad, gradient "
+          "norm")
 REASON_OF_OLD = (f"in MindFormers {releases.RELEASE} it unscales and uses its gradients without calling anything that sees "
                  "them in each step, so that they cannot be measured; in 1.3.2 and later they can. InstrumentMonitor records "
                  "what the step returns: loss, overflow flag and loss scale")

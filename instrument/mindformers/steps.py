@@ -105,7 +105,8 @@ class MFStep(WithLossScale):
     def observed_network(self) -> nn.Cell:
         network = self._cells["network"]
         while type(network).__name__ in _AROUND:
-            network = network.network
+            inside = network.name_cells()
+            network = inside["network"] if "network" in inside else inside["_backbone"]  # that of _VirtualDatasetCell
         return network
 
     def steps_before(self, params: Mapping[str, Any]) -> int:

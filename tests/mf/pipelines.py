@@ -9,6 +9,7 @@ import mindspore as ms
 import numpy as np
 from mindformers.wrapper import wrapper
 from mindspore import Tensor, nn, ops
+from mindspore.nn.wrap import cell_wrapper  # noqa: F401
 
 from instrument.mindformers import releases
 from trainer import MFPipelineWithLossScaleCell, OnCpu
@@ -76,7 +77,7 @@ class PerToken(Accumulating):
 
 
 class Parts(Accumulating):
-    """Returns losses that MindFormers keeps apart: one an element of the error, of which it adds up the first three or four."""
+    """Returns losses that MindFormers keeps apart: one an element of the error, or two."""
 
     def __init__(self, number):
         super().__init__()
@@ -97,15 +98,20 @@ class StockOnCpu(OnCpu, MFPipelineWithLossScaleCell):
     """The stock step, with a look for an overflow that a CPU can take."""
 
 
+def stand_alone(monkeypatch):
+    """Make the class need no other process when it is made."""
+    monkeypatch.setattr(wrapper, "create_group", lambda *_: None)
+    monkeypatch.setattr(wrapper, "get_rank", lambda: 0)
+    monkeypatch.setattr(wrapper, "get_group_size", lambda: 1)
+
+
 def build(monkeypatch, network, optimizer, *, cls=MFPipelineWithLossScaleCell, wrap=None, **settings):
     """A step of the class `cls`, made as in semi-automatic parallel, which it asks for; the network fills its sums.
 
     Args:
         wrap: Cuts the batch into micro-batches; by default nn.PipelineCell.
     """
-    monkeypatch.setattr(wrapper, "create_group", lambda *_: None)
-    monkeypatch.setattr(wrapper, "get_rank", lambda: 0)
-    monkeypatch.setattr(wrapper, "get_group_size", lambda: 1)
+    stand_alone(monkeypatch)
     wrap = wrap or nn.PipelineCell
     ms.set_auto_parallel_context(parallel_mode="semi_auto_parallel")
     try:

@@ -4,6 +4,7 @@ It runs outside semi-automatic parallel here, which no CPU has; `pipelines.py` s
 """
 from __future__ import annotations
 
+import json
 import types
 import warnings
 
@@ -110,15 +111,48 @@ def test_numbers_equal_numpy(pipelines, monkeypatch, mode, clips, opt_shard):
 @pytest.mark.parametrize("kind", ["PipelineCell", "GradAccumulationCell"])
 @pytest.mark.parametrize("clips", [False, True])
 def test_training_and_the_tuple_are_what_they_were(pipelines, monkeypatch, mode, clips, kind):
-    from mindspore.nn.wrap import cell_wrapper
-
     settings = {"use_clip_grad": clips, "max_grad_norm": 0.25, "scale_sense": 8.0, "local_norm": clips,
-                "wrap": getattr(cell_wrapper, kind)}
+                "wrap": getattr(pipelines.cell_wrapper, kind)}
     stock = Run(pipelines, monkeypatch, steps=5, **settings)
-    ours = Run(pipelines, monkeypatch, steps=5, measure={**LEAVES, "updates": True, "moments": True, "counts": True}, **settings)
+    measure = {**LEAVES, "updates": True, "moments": True, "counts": True}
+    ours = Run(pipelines, monkeypatch, steps=5, measure=measure, **settings)
     same(stock, ours)
     assert not np.array_equal(stock.before[0][0], stock.before[-1][0])
     assert not [name for name in ours.after if "instrument" in name]
+
+
+def test_the_trainer_makes_one(trainer, pipelines, monkeypatch, tmp_path):
+    """MindFormers' own Trainer and a LLaMA. It trains by what differentiating returns, as with the optimizer parallel."""
+    if not hasattr(trainer.BaseTrainer, "_check_grad_accumulation_steps"):
+        pytest.skip("this MindFormers accumulates no gradients")
+    pipelines.stand_alone(monkeypatch)
+    monkeypatch.setattr(trainer.BaseTrainer, "_check_grad_accumulation_steps", lambda self: None)
+    monkeypatch.setattr(pipelines.wrapper, "ParallelMode", types.SimpleNamespace(SEMI_AUTO_PARALLEL="stand_alone",
+                                                                                 AUTO_PARALLEL="auto_parallel"))
+    monkeypatch.setattr(pipelines.wrapper, "_get_enable_parallel_optimizer", lambda: True)
+    changes = {"runner_config": {"gradient_accumulation_steps": 2}, "runner_wrapper": {
+        "type": "MFPipelineWithLossScaleCell", "micro_batch_num": 2, "scale_sense": 16.0}}
+    ours = trainer.run(tmp_path / "ours", batches=6, callbacks=trainer.with_monitor(
+        tmp_path / "run", allow_unverified=True, activations=["lm_head"]), **changes)
+    assert type(ours.step).__name__ == "MFInstrumentedPipelineStep"
+    with monkeypatch.context() as patch:
+        for name in ("start_overflow_check", "get_overflow_status"):
+            patch.setattr(trainer.MFPipelineWithLossScaleCell, name, getattr(trainer.OnCpu, name))
+        stock = trainer.run(tmp_path / "stock", batches=6, **changes)
+    assert stock.keys == ours.keys
+    assert all(np.array_equal(stock.after[name], ours.after[name]) for name in stock.keys)
+    assert all(np.array_equal(a, b) for one, other in zip(stock.outputs, ours.outputs) for a, b in zip(one, other))
+    for call in (0, 2):
+        losses, gradients, outputs = trainer.reference(ours, call, trainer.tokens(6)[2 * call:2 * call + 2])
+        values = ours.vectors[call]
+        assert values["loss"] == pytest.approx(np.mean(losses), rel=2e-6)
+        # The twin's gradients are float32, and those of two micro-batches can be of opposite signs.
+        assert values["grad/norm"] == pytest.approx(reference.norm(*gradients.values()) / 2, rel=1e-5)
+        assert values["activation/count/lm_head"] == len(outputs["lm_head"]) == 2
+        assert values["activation/rms/lm_head"] == pytest.approx(np.sqrt(np.mean(np.square(outputs["lm_head"]))), rel=1e-5)
+    [file] = (tmp_path / "run").glob("metrics-*.jsonl")
+    lines = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+    assert [line["grad/norm"] for line in lines] == [values["grad/norm"] for values in ours.vectors]
 
 
 def same(stock, ours):
@@ -179,7 +213,8 @@ def test_a_loss_per_token(pipelines, monkeypatch, mode, clips):
                 "scale_sense": 4.0}
     tells = pipelines.TELLS_DIVISOR
     stock = Run(pipelines, monkeypatch, network=pipelines.PerToken(), **settings)
-    ours = Run(pipelines, monkeypatch, network=pipelines.PerToken(), measure={**LEAVES, "activation_gradients": tells}, **settings)
+    measure = {**LEAVES, "activation_gradients": tells}
+    ours = Run(pipelines, monkeypatch, network=pipelines.PerToken(), measure=measure, **settings)
     same(stock, ours)
     for call, values in enumerate(ours.vectors):
         loss, gradients, _, deltas = twin(ours.before[call], pipelines.batches(3)[call])
@@ -231,13 +266,17 @@ def test_it_is_refused_without_allow_unverified(trainer, pipelines, monkeypatch)
 
 
 def test_in_semi_automatic_parallel_each_number_is_of_shards(trainer, pipelines, monkeypatch, told):
+    def wrap(network, micro_batches):  # as the Trainer does there
+        return pipelines.cell_wrapper._VirtualDatasetCell(pipelines.cell_wrapper.GradAccumulationCell(network, micro_batches))
+
     network = pipelines.Accumulating()
-    step = pipelines.build(monkeypatch, network, trainer.nn.SGD(network.trainable_params()))
+    step = pipelines.build(monkeypatch, network, trainer.nn.SGD(network.trainable_params()), wrap=wrap)
     trainer.ms.set_auto_parallel_context(parallel_mode="semi_auto_parallel")
     try:
-        trainer.upgrade(step, trainer.StepOptions(allow_unverified=True))
+        trainer.upgrade(step, trainer.StepOptions(allow_unverified=True, activations=["first$"]))
     finally:
         trainer.ms.reset_auto_parallel_context()
+    assert "activation/rms/first" in step.schema  # as it is called in the network itself
     assert {metric.scope for metric in step.schema} == {"shard"}
     told.clear()  # once a process, that nothing has been verified there
 
@@ -254,8 +293,9 @@ def test_one_stage_of_a_pipeline(trainer, pipelines, monkeypatch, told, rank, sc
     step = pipelines.build(monkeypatch, network, trainer.nn.SGD(getattr(network, name).trainable_params(), 0.1))
     in_pipeline(trainer, monkeypatch, rank, scheduler)
     try:
-        trainer.upgrade(step, trainer.StepOptions(allow_unverified=True, activations=LEAVES["activations"], spike_window=2, histograms=[
-            trainer.Histogram("activation", "first$|second$")]))
+        trainer.upgrade(step, trainer.StepOptions(
+            allow_unverified=True, activations=LEAVES["activations"], spike_window=2,
+            histograms=[trainer.Histogram("activation", "first$|second$")]))
     finally:
         trainer.ms.reset_auto_parallel_context()
     told.clear()
