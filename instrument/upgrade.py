@@ -45,7 +45,7 @@ def upgrade(step: nn.Cell, options: StepOptions | None = None) -> Any:
 
     Args:
         step: An `nn.TrainOneStepCell` or `nn.TrainOneStepWithLossScaleCell`, of this very class, not compiled yet; or
-            MindFormers' `MFTrainOneStepCell`.
+            MindFormers' `MFTrainOneStepCell`, or `MFPipelineWithLossScaleCell` where `options` has `allow_unverified`.
         options: What is measured, and when.
 
     Returns:
