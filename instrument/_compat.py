@@ -229,6 +229,26 @@ def pipeline_stage() -> tuple[int, int]:
     return rank // max(ranks // stages, 1), stages
 
 
+def has_loss() -> bool:
+    """Whether this process's pipeline stage is the one that knows the loss; on the others a step returns another number."""
+    stage, stages = pipeline_stage()
+    try:
+        is_v = ms.get_auto_parallel_context("pipeline_scheduler") == "zero_bubble_v"  # which comes back to the first stage
+    except ValueError:  # no such setting yet: 2.0.0
+        is_v = False
+    return stage == (0 if is_v else stages - 1)
+
+
+def stage_of(network: nn.Cell, name: str) -> int | None:
+    """The pipeline stage of the cell `name` in the network, or of the nearest cell around it; None where none says."""
+    cells, found = dict(network.cells_and_names()), None
+    parts = name.split(".")
+    for length in range(len(parts) + 1):
+        stage = getattr(cells.get(".".join(parts[:length])), "pipeline_stage", None)
+        found = stage if isinstance(stage, int) and stage >= 0 else found  # -1: not said
+    return found
+
+
 def job() -> str:
     """What the processes of one parallel job have in common, by their launcher's settings."""
     names = ("MS_SCHED_HOST", "MS_SCHED_PORT", "RANK_TABLE_FILE", "MS_JOB_ID")

@@ -4,7 +4,7 @@ Owns how the options for cells, statistics, histograms and attention come togeth
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from mindspore import Parameter, nn
@@ -35,6 +35,13 @@ class Choice(NamedTuple):
     def tapped(self) -> NamedCells:
         """All cells that get a tap."""
         return self.cells + [(name, cell) for name, cell, _ in self.attention]
+
+    def only(self, is_there: Callable[[str], bool]) -> Choice:
+        """The same without cells for whose names `is_there` is false."""
+        kept = [(cell, statistics) for cell, statistics in zip(self.cells, self.statistics) if is_there(cell[0])]
+        return Choice([cell for cell, _ in kept], [statistics for _, statistics in kept],
+                      {name: every for name, every in self.counted.items() if is_there(name)},
+                      [each for each in self.attention if is_there(each[0])])
 
     def taps(self, step: nn.Cell, network: nn.Cell, step_count: Parameter, gradients: bool) -> Taps | None:
         """Place the taps, of which `step` is the owner; None where there are none."""

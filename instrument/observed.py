@@ -107,18 +107,23 @@ class Observed(_Base):
 
     def finish(self, outputs, loss):
         """Complete the vector and write it, after the update. Returns: something that waits for that."""
-        loss = ops.reshape(self.mean_of(ops.cast(loss, ms.float32)), (1,))
+        loss = self.loss_of(ops.reshape(self.mean_of(ops.cast(loss, ms.float32)), (1,)))
         measured = ops.depend(self.measured, loss)  # which waits for the update, and so for what was measured
         norm = measured[2:3]  # the schema of NormStats starts with grad/norm
-        pieces = (ops.reshape(ops.cast(ops.depend(self.step_count, loss), ms.float32), (1,)), loss)
+        pieces = (ops.reshape(ops.cast(ops.depend(self.step_count, loss), ms.float32), (1,)),)
+        if self.has_loss:
+            pieces = pieces + (loss,)
         if self.has_parts:
             pieces = pieces + (self.part_values(loss),)
         skipped = self.nothing
         if self.scales_loss:
-            skipped = self.is_left_out(outputs, measured[1:2])
-            pieces = pieces + (measured[:2], skipped)
+            overflow = self.overflow_of(outputs, measured[1:2])
+            skipped = self.is_left_out(outputs, overflow)
+            pieces = pieces + (measured[:1], overflow, skipped)
         if self.has_spikes:
             seen = self.pack((loss, norm))
+            if not self.has_loss:
+                seen = self.pack((norm, norm))
             score = self.spike_score(seen)
             pieces = pieces + (ops.depend(score, self.spike_score.remember(seen, skipped)),)
         if self.clips_at is not None:

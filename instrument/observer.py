@@ -13,12 +13,12 @@ from typing import Any, ClassVar
 
 import mindspore as ms
 import numpy as np
-from mindspore import ParameterTuple, Tensor, ops
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from instrument import _compat
 from instrument.arguments import check_arguments
 from instrument.bins import CARRIED
-from instrument.choice import choose, frozen_weights
+from instrument.choice import Choice, choose, frozen_weights
 from instrument.controls import Controls, state
 from instrument.histograms import HistogramStats, choose_parameters
 from instrument.norms import NormStats
@@ -56,18 +56,28 @@ class Observer(Controls, Observed):
         scales_loss: Whether the step has a loss scale, and leaves out the update after an overflow.
         stock_construct: The construct of the step's own class.
         clips_at: The norm that the step clips its gradients to, in `finish` of a subclass; None where it does not.
+        has_loss: Whether what the step returns as its loss is one; of a pipeline, not on every stage.
     """
 
     scales_loss: ClassVar[bool] = False
     stock_construct: ClassVar[Any]
     listened_construct = _Listened()
     clips_at: float | None = None
+    has_loss: bool = True
     how_to_keep_a_window = "upgrade it with StepOptions(window=N)"
 
     # What a subclass says of its step.
 
     def prepare(self, options: StepOptions) -> None:
         """Make what the subclass needs; nothing has been made before but what the step's own class has."""
+
+    def frozen_weights(self, network: nn.Cell) -> list[Parameter]:
+        """Weights that the optimizer does not have, and whose norms are measured."""
+        return frozen_weights(network, self.weights)
+
+    def measurable(self, network: nn.Cell, choice: Choice) -> Choice:
+        """What of the choice can be measured in this process."""
+        return choice
 
     def loss_parts(self) -> tuple[str, ...]:
         """Names of the losses that the step keeps apart."""
@@ -76,6 +86,14 @@ class Observer(Controls, Observed):
     def part_values(self, loss):
         """In the graph: these losses, float32 [number of parts]. `loss` waits for the update."""
         return self.nothing
+
+    def loss_of(self, loss):
+        """In the graph: the loss that is differentiated, of the one that the step returns; both float32 [1]."""
+        return loss
+
+    def overflow_of(self, outputs, overflow):
+        """In the graph: whether a gradient overflowed, of what was told to `measure`; both float32 [1]."""
+        return overflow
 
     def is_left_out(self, outputs, overflow):
         """In the graph: whether the update was left out, float32 [1]."""
@@ -101,11 +119,12 @@ class Observer(Controls, Observed):
         choice = choose(network, activations=options.activations, activation_stats=options.activation_stats,
                         counts=options.counts, histograms=options.histograms,
                         attention=options.attention and not _compat.sharded_here(options.allow_unverified))
+        choice = self.measurable(network, choice)
         try:
             check_free(choice.tapped)
         except ValueError as error:
             raise CannotUpgrade(str(error)) from error
-        frozen = frozen_weights(network, self.weights)
+        frozen = self.frozen_weights(network)
         hide = self.hide
         hide("options", options)
         hide("window", options.window)
@@ -178,7 +197,8 @@ class Observer(Controls, Observed):
             body += part.metrics() if part is not None else []
         parts = self.loss_parts()
         hide("has_parts", bool(parts))
-        head = [Metric("step", "step", "global", "identical"), Metric("loss", "loss", "local", "mean")]
+        head = [Metric("step", "step", "global", "identical")]
+        head += [Metric("loss", "loss", "local", "mean")] if self.has_loss else []
         head += [Metric(f"loss/{part}", "loss", "local", "mean") for part in parts]
         if self.scales_loss:
             head += [Metric("loss_scale", "1", "global", "identical"), Metric("overflow", "flag", "global", "identical"),

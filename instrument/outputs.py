@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from instrument import _compat
 from instrument.learning_rate import is_scheduled, learning_rates
 from instrument.notices import tell
 from instrument.pace import Mark
@@ -78,6 +79,7 @@ class StepOutputs:
         owner = network if self.cell is None else self.cell
         self.optimizer = getattr(owner, "optimizer", None) or optimizer
         self.schema: Schema | None = None if self.cell is None else self.cell.schema
+        self._has_loss = _compat.has_loss()
         self.overwritten = 0  # rows of the window that were lost since this was asked
         self._last_step = 0  # the last one read
         self._has_told = False  # that there is no vector
@@ -198,7 +200,7 @@ class StepOutputs:
         return readings
 
     def _loss_alone(self, call: Call, step: int) -> Reading:
-        loss = to_float(_first(call.outputs))
+        loss = to_float(_first(call.outputs)) if self._has_loss else None
         return Reading(step, call.time, {**({} if loss is None else {"loss": loss}), **call.values})
 
     def _reading(self, row: np.ndarray, call: Call, values: dict[str, float]) -> list[Reading]:

@@ -1,10 +1,10 @@
 """Sums of squares of tensors of which each rank holds a shard: semi-automatic and automatic parallel, optimizer parallel.
 
-Owns how whole sums are made of those of shards. On each rank one float32 vector: of each gradient and weight the sum of
-squares and of magnitudes, and of each weight how many elements there are; one AllReduce(SUM) of it over all ranks. A parameter that
-k ranks hold one and the same shard of is then counted k times, in its elements as well: n elements counted of a parameter
-of N are k = n / N copies, which the sums are divided by. So nothing need be known of the layout, which the compiler
-decides after the graph has been written, and nothing is left to do on the host.
+Owns how whole sums are made of those of shards. On each rank there is one float32 vector: of each gradient and weight the
+sum of squares and of magnitudes, and of each weight how many elements it has here; one AllReduce(SUM) of it goes over all
+ranks. A parameter that k ranks hold one and the same shard of is then counted k times, in its elements as well: n elements
+counted of a parameter of N are k = n / N copies, which the sums are divided by. So nothing need be known of the layout, which
+the compiler decides after the graph has been written, and nothing is left to do on the host.
 
 Everything here goes by what a tensor has when the graph runs. Shapes that the graph is compiled with are those of whole
 tensors, hence plain reductions and no reshape.
@@ -115,6 +115,6 @@ def check_options(network: nn.Cell, setting: str, **given: object) -> None:
                              f"it is not measured there. Leave out {name}.")
     for name, cell in [("", network), *_compat.named_cells(network)]:
         if type(cell).__name__ in ("PipelineCell", "GradAccumulationCell"):
-            raise ValueError(f"`network` has a {type(cell).__name__}{f', {name!r}' if name else ''}: with {setting} "
-                             "MindSpore's compiler keeps the sums over micro-batches, and what the step sees is not the gradient. Nothing "
-                             "is measured there.")
+            where = f", {name!r}" if name else ""
+            raise ValueError(f"`network` has a {type(cell).__name__}{where}: with {setting} MindSpore's compiler keeps the "
+                             "sums over micro-batches, and what the step sees is not the gradient. Nothing is measured there.")

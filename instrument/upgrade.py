@@ -45,7 +45,7 @@ def upgrade(step: nn.Cell, options: StepOptions | None = None) -> Any:
 
     Args:
         step: An `nn.TrainOneStepCell` or `nn.TrainOneStepWithLossScaleCell`, of this very class, not compiled yet; or
-            MindFormers' `MFTrainOneStepCell`.
+            MindFormers' `MFTrainOneStepCell`, or `MFPipelineWithLossScaleCell` where `options` has `allow_unverified`.
         options: What is measured, and when.
 
     Returns:
@@ -179,13 +179,16 @@ class WithLossScale(Observer):
 
     def get_overflow_status(self, status, compute_output):
         """Whether a gradient overflowed, and measure."""
-        if self.looks_itself:
-            overflow = ops.Greater()(ops.reshape(nonfinite_elements(compute_output), ()), self.no_elements)
-        else:
-            overflow = self.stock_get_overflow_status(status, compute_output)
+        overflow = self.find_overflow(status, compute_output)
         measured = self.measure(compute_output, ops.reshape(ops.cast(self.scale_sense, ms.float32), (1,)),
                                 ops.reshape(ops.cast(overflow, ms.float32), (1,)))
         return ops.depend(overflow, measured)
+
+    def find_overflow(self, status, compute_output):
+        """Whether a gradient overflowed."""
+        if self.looks_itself:
+            return ops.Greater()(ops.reshape(nonfinite_elements(compute_output), ()), self.no_elements)
+        return self.stock_get_overflow_status(status, compute_output)
 
 
 class UpgradedTrainOneStepWithLossScaleCell(WithLossScale, nn.TrainOneStepWithLossScaleCell):

@@ -85,3 +85,12 @@ def test_saturation_mode_is_refused_where_overflow_must_be_seen(monkeypatch):
     with pytest.raises(ValueError, match="INFNAN_MODE"):
         InstrumentedStep(network, nn.SGD(network.trainable_params(), 0.1), loss_scale=8.0)
     InstrumentedStep(network, nn.SGD(network.trainable_params(), 0.1))
+
+
+def test_the_stage_of_a_cell_is_that_of_the_nearest_cell_around_it():
+    network = nn.SequentialCell(nn.SequentialCell(nn.Dense(2, 2), nn.Dense(2, 2)), nn.ReLU())
+    assert _compat.stage_of(network, "0.1") is None
+    network[0].pipeline_stage = 1
+    network[0][1].pipeline_stage = 0
+    stages = {name: _compat.stage_of(network, name) for name in ("0", "0.0", "0.1", "1")}
+    assert stages == {"0": 1, "0.0": 1, "0.1": 0, "1": None}

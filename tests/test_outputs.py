@@ -182,3 +182,15 @@ def test_a_window_gives_all_its_rows_and_what_was_lost():
     readings = outputs.read(last)
     assert [(reading.step, reading.values) for reading in readings] == [(4, {}), (5, {"epoch": 1.0})]
     assert outputs.overwritten == 1 and not outputs.may_wait
+
+
+@pytest.mark.parametrize("rank, values", [(0, {}), (1, {"loss": 0.5})])
+def test_the_loss_of_a_pipeline_is_read_on_its_last_stage_alone(monkeypatch, rank, values):
+    monkeypatch.setattr("instrument._compat.rank_and_size", lambda: (rank, 2))
+    ms.set_auto_parallel_context(pipeline_stages=2)
+    try:
+        outputs = StepOutputs(MLP())
+    finally:
+        ms.reset_auto_parallel_context()
+    [reading] = outputs.read(call(Tensor(0.5)))
+    assert reading.values == values

@@ -25,9 +25,10 @@ from mindformers.tools.register import MindFormerModuleType, MindFormerRegister
 from instrument import upgrade
 from instrument.mindformers import releases
 from instrument.mindformers.monitor import InstrumentMonitor
+from instrument.mindformers.pipeline import REASON_OF_OLD, MFInstrumentedPipelineStep
 from instrument.mindformers.steps import MFInstrumentedStep
 
-__all__ = ["InstrumentMonitor", "MFInstrumentedStep", "REGISTER_PATH"]
+__all__ = ["InstrumentMonitor", "MFInstrumentedPipelineStep", "MFInstrumentedStep", "REGISTER_PATH"]
 
 # The folder for the environment variable of this name, in which MindFormers looks for what `auto_register` names.
 REGISTER_PATH = str(Path(__file__).parent / "register")
@@ -35,6 +36,7 @@ REGISTER_PATH = str(Path(__file__).parent / "register")
 MindFormerRegister.register_cls(InstrumentMonitor, MindFormerModuleType.CALLBACK)
 MindFormerRegister.register_cls(MFInstrumentedStep, MindFormerModuleType.WRAPPER)
 upgrade.register(releases.MFTrainOneStepCell, MFInstrumentedStep)
-upgrade.refuse(releases.MFPipelineWithLossScaleCell,
-               "it works in semi-automatic parallel alone, where the tensors of a rank can be shards and its gradients are "
-               "sums that the compiler keeps, so that norms made of them would be wrong")
+if releases.PIPELINE_SHOWS_GRADIENTS:
+    upgrade.register(releases.MFPipelineWithLossScaleCell, MFInstrumentedPipelineStep)
+else:
+    upgrade.refuse(releases.MFPipelineWithLossScaleCell, REASON_OF_OLD)

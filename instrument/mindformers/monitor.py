@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from instrument import _compat
 from instrument.mindformers import releases, settings
 from instrument.monitor import TrainingMonitor
 from instrument.notices import tell
@@ -118,13 +119,15 @@ class _TupleStep:
     """What a step that is not measured returns, read as if it were measured. Has what `TrainingMonitor` asks of a step.
 
     MindFormers tells its elements by their number: (loss, overflow, loss scale), then the learning rate, then the gradient
-    norm of all ranks before clipping, which is None without clipping, then local norms.
+    norm of all ranks before clipping, which is None without clipping, then local norms. The loss of a pipeline is one on the
+    last stage alone.
     """
 
     def __init__(self, step: Any, first_step: int, every: int):
         self.optimizer = getattr(step, "optimizer", None)
-        self.schema = Schema([Metric("step", "step", "global", "identical"), Metric("loss", "loss", "local", "mean")])
         self._first_step, self._every = first_step, every
+        self._has_loss, self._losses_summed = _compat.has_loss(), releases.losses_summed(step)
+        self.schema = Schema([_metric(name) for name in ("step", "loss") if name == "step" or self._has_loss])
         self._last: tuple[int, Any] | None = None
 
     def outputs(self, params: Mapping[str, Any]) -> Any:
@@ -132,15 +135,22 @@ class _TupleStep:
         call, given = params.get("cur_step_num", 0), params.get("net_outputs")
         if self._last is None or (self._last[0] != call and (self._first_step + call) % self._every == 0):
             values = {"step": float(self._first_step + call), **_named(given)}
-            if tuple(values) != self.schema.names and "loss" in values:
-                self.schema.replace([Metric(name, _UNITS[name], "local" if name == "loss" else "global", "identical")
-                                     for name in values])
+            if "loss" in values:
+                values["loss"] /= self._losses_summed
+            if not self._has_loss:
+                values.pop("loss", None)
+            if tuple(values) != self.schema.names and len(values) > 1:
+                self.schema.replace([_metric(name) for name in values])
             row = [values.get(name, math.nan) for name in self.schema.names]
             self._last = call, (values.get("loss"), np.array(row, np.float32))
         return self._last[1]
 
 
 _UNITS = {"step": "step", "loss": "loss", "loss_scale": "1", "overflow": "flag", "grad/norm": "1"}
+
+
+def _metric(name: str) -> Metric:
+    return Metric(name, _UNITS[name], "local" if name == "loss" else "global", "identical")
 
 
 def _named(outputs: Any) -> dict[str, float]:

@@ -27,6 +27,10 @@ RELEASE = runs.version_of("mindformers") or str(getattr(mindformers, "__version_
 # 1.7 and later: two methods that return the loss, the gradients, and what these have to be divided by.
 TELLS_DIVISOR = hasattr(MFTrainOneStepCell, "grads_for_legacy")
 
+# 1.3.2 and later: the pipeline step asks a method of its own for an overflow, after clipping. That of 0.8 does not, so that
+# without clipping nothing sees its gradients but the optimizer, which is not called after an overflow.
+PIPELINE_SHOWS_GRADIENTS = hasattr(MFPipelineWithLossScaleCell, "get_overflow_status")
+
 # Keys that the trainer adds to those of `runner_wrapper`, beside the ones that the class names; by 1.9.
 FROM_TRAINER = ("parallel_config", "lr_scheduler", "grouped_lr_scheduler", "micro_batch_num", "calculate_per_token_loss",
                 "global_norm_spike_threshold", "print_separate_loss", "use_skip_data_by_global_norm")
@@ -53,6 +57,16 @@ def stock_names() -> set[str]:
     named = [name for name, parameter in inspect.signature(MFTrainOneStepCell.__init__).parameters.items()
              if parameter.kind is not parameter.VAR_KEYWORD]
     return {*named, *FROM_TRAINER} - {"self"}
+
+
+def losses_summed(step: Any) -> int:
+    """How many losses, each the mean of its micro-batch, the loss is the sum of that this step returns.
+
+    The pipeline step divides the sum by their number before it differentiates; MFLossMonitor does so before it prints.
+    """
+    if not isinstance(step, MFPipelineWithLossScaleCell) or getattr(step, "calculate_per_token_loss", False):
+        return 1
+    return int(step.micro_size)
 
 
 def steps_before(params: Mapping[str, Any]) -> int:

@@ -1,6 +1,7 @@
 """`MFInstrumentedStep`: MindFormers' training step, measured.
 
-Owns where MindFormers' step is listened to. Its `construct` runs as it is, and returns what it returns.
+Owns where MindFormers' step is listened to, and what it has in common with the one for pipelines, which is in `pipeline.py`.
+Its `construct` runs as it is, and returns what it returns.
 """
 from __future__ import annotations
 
@@ -20,23 +21,28 @@ from instrument.upgrade import WithLossScale, upgrade
 
 # Cells that MindFormers and MindSpore put around the model; names of cells are those of the model itself, as in a checkpoint.
 _AROUND = ("DataOrderWrapperCell", "GradAccumulationCell", "GradAccumulationCellWithTwoOutput",
-           "GradAccumulationCellWithMultiOutputs", "MicroBatchInterleaved", "_VirtualDatasetCell")
+           "GradAccumulationCellWithMultiOutputs", "PipelineCell", "PipelineCellWithTwoOutput", "PipelineCellWithMultiOutputs",
+           "MicroBatchInterleaved", "_VirtualDatasetCell")
 
 
-class _Divided:
+class Divided:
     """For releases that tell what gradients are divided by: the number of tokens, where the loss is one a token."""
 
     def grads_for_legacy(self, scaling_sens, *inputs):
         """As the stock step; keeps the divisor."""
         loss, grads, divisor = self.stock_grads_for_legacy(scaling_sens, *inputs)
-        kept = ops.assign(self.divisor, ops.reshape(ops.cast(divisor, ms.float32), (1,)))
-        return loss, ops.depend(grads, kept), divisor
+        if self.calculate_per_token_loss:
+            kept = ops.assign(self.divisor, ops.reshape(ops.cast(divisor, ms.float32), (1,)))
+            grads = ops.depend(grads, kept)
+        return loss, grads, divisor
 
     def grads_for_mcore(self, scaling_sens, *inputs):
         """As the stock step; keeps the divisor."""
         loss, grads, divisor = self.stock_grads_for_mcore(scaling_sens, *inputs)
-        kept = ops.assign(self.divisor, ops.reshape(ops.cast(divisor, ms.float32), (1,)))
-        return loss, ops.depend(grads, kept), divisor
+        if self.calculate_per_token_loss:
+            kept = ops.assign(self.divisor, ops.reshape(ops.cast(divisor, ms.float32), (1,)))
+            grads = ops.depend(grads, kept)
+        return loss, grads, divisor
 
 
 class _KeepsParts(nn.Cell):
@@ -77,9 +83,50 @@ class _Network:
             raise AttributeError("network") from None
 
 
-_bases: tuple[type, ...] = (WithLossScale, releases.MFTrainOneStepCell)
+class MFStep(WithLossScale):
+    """What is the same in MindFormers' two training steps."""
+
+    def prepare(self, options: StepOptions) -> None:
+        super().prepare(options)
+        releases.warn_if_untested()
+        if self.is_per_token and options.activation_gradients and not releases.TELLS_DIVISOR:
+            raise ValueError("activation_gradients: with calculate_per_token_loss, MindFormers "
+                             f"{releases.RELEASE} does not tell what they are to be divided by. Leave one of them out.")
+        if getattr(self, "use_clip_grad", False):
+            self.hide("clips_at", float(self._cells["clip_grad_norm"].clip_norm.asnumpy().item()))
+            self.hide("ceiling", Tensor([self.clips_at], ms.float32))
+        self.hide("skips_by_norm", bool(getattr(self, "use_skip_data_by_global_norm", False)))
+
+    @property
+    def is_per_token(self) -> bool:
+        """Whether the loss is the sum over tokens, divided by their number."""
+        return bool(getattr(self, "calculate_per_token_loss", False))
+
+    def observed_network(self) -> nn.Cell:
+        network = self._cells["network"]
+        while type(network).__name__ in _AROUND:
+            inside = network.name_cells()
+            network = inside["network"] if "network" in inside else inside["_backbone"]  # that of _VirtualDatasetCell
+        return network
+
+    def steps_before(self, params: Mapping[str, Any]) -> int:
+        return releases.steps_before(params)
+
+    def clipped(self, norm):
+        """In the graph: the norm of the gradients that the optimizer gets, float32 [1]."""
+        return norm * self.ceiling / (ops.Maximum()(norm, self.ceiling) + 1e-6)  # as mindformers.core.clip_grad has it
+
+    def is_left_out(self, outputs, overflow):
+        left_out = overflow
+        if self.skips_by_norm:
+            too_large = ops.GreaterEqual()(ops.reshape(outputs[4], (1,)), self.global_norm_spike_threshold)
+            left_out = ops.Maximum()(overflow, ops.cast(too_large, ms.float32))
+        return left_out
+
+
+_bases: tuple[type, ...] = (MFStep, releases.MFTrainOneStepCell)
 if releases.TELLS_DIVISOR:
-    _bases = (_Divided, *_bases)
+    _bases = (Divided, *_bases)
 
 
 class MFInstrumentedStep(*_bases):  # type: ignore[misc]
@@ -125,45 +172,16 @@ class MFInstrumentedStep(*_bases):  # type: ignore[misc]
 
     def prepare(self, options: StepOptions) -> None:
         super().prepare(options)
-        releases.warn_if_untested()
-        per_token = bool(getattr(self, "calculate_per_token_loss", False))
-        if per_token and options.activation_gradients and not releases.TELLS_DIVISOR:
-            raise ValueError("activation_gradients: with calculate_per_token_loss, MindFormers "
-                             f"{releases.RELEASE} does not tell what they are to be divided by. Leave one of them out.")
-        if getattr(self, "use_clip_grad", False):
-            self.hide("clips_at", float(self.clip_grad_norm.clip_norm.asnumpy().item()))
-            self.hide("ceiling", Tensor([self.clips_at], ms.float32))
         self.hide("keeper", None)
         if not getattr(self, "use_legacy", True):
             self.hide("parts", state("parts", np.zeros(3, np.float32)))
-            self.hide("keeper", _KeepsParts(self.inner, per_token, self.parts))
-        self.hide("skips_by_norm", bool(getattr(self, "use_skip_data_by_global_norm", False)))
-
-    def observed_network(self) -> nn.Cell:
-        network = self._cells["network"]
-        while type(network).__name__ in _AROUND:
-            network = network.network
-        return network
-
-    def steps_before(self, params: Mapping[str, Any]) -> int:
-        return releases.steps_before(params)
+            self.hide("keeper", _KeepsParts(self.inner, self.is_per_token, self.parts))
 
     def loss_parts(self) -> tuple[str, ...]:
         return () if self.keeper is None else ("lm", "mtp", "aux")
 
     def part_values(self, loss):
         return ops.depend(self.parts, loss)
-
-    def clipped(self, norm):
-        """In the graph: the norm of the gradients that the optimizer gets, float32 [1]."""
-        return norm * self.ceiling / (ops.Maximum()(norm, self.ceiling) + 1e-6)  # as mindformers.core.clip_grad has it
-
-    def is_left_out(self, outputs, overflow):
-        left_out = overflow
-        if self.skips_by_norm:
-            too_large = ops.GreaterEqual()(ops.reshape(outputs[4], (1,)), self.global_norm_spike_threshold)
-            left_out = ops.Maximum()(overflow, ops.cast(too_large, ms.float32))
-        return left_out
 
 
 def _has_default(name: str) -> bool:

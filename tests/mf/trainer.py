@@ -17,7 +17,7 @@ from mindformers.trainer.base_trainer import BaseTrainer
 from mindformers.wrapper import MFPipelineWithLossScaleCell, MFTrainOneStepCell  # noqa: F401
 from mindspore import Tensor, nn, ops
 from mindspore.mindrecord import FileWriter
-from mindspore.train import Callback
+from mindspore.train import Callback, RunContext  # noqa: F401
 
 import instrument.mindformers  # noqa: F401
 import old_layers
