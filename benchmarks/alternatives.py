@@ -227,7 +227,8 @@ def hooks(batch: tuple) -> Way:
         step(*batch).asnumpy()
 
     run()
-    return Way("forward hooks on blocks, NumPy", run, copied[0], "activations of blocks; in graph mode hooks in a list do not run")
+    return Way("forward hooks on blocks, NumPy", run, copied[0],
+               "activations of blocks; in graph mode hooks in a list do not run")
 
 
 def probed(batch: tuple, pairs: int) -> tuple[float, list[Way], dict[str, Any]]:
