@@ -265,7 +265,7 @@ def test_it_is_refused_without_allow_unverified(trainer, pipelines, monkeypatch)
     assert not [name for name, cell in network.cells_and_names() if "_instrument_class" in vars(type(cell))]
 
 
-def test_in_semi_automatic_parallel_norms_are_of_whole_tensors_and_the_rest_is_of_shards(trainer, pipelines, monkeypatch, told):
+def test_in_semi_automatic_parallel_norms_are_of_whole_tensors_and_the_rest_of_shards(trainer, pipelines, monkeypatch, told):
     def wrap(network, micro_batches):  # as the Trainer does there
         return pipelines.cell_wrapper._VirtualDatasetCell(pipelines.cell_wrapper.GradAccumulationCell(network, micro_batches))
 
