@@ -74,11 +74,6 @@ def auto_parallel_around(network: nn.Cell) -> bool:
     return type(network).__name__ == "AutoParallel" and getattr(network, "_device_num", 2) > 1
 
 
-def has_stages() -> bool:
-    """Whether this is a pipeline of several stages."""
-    return int(ms.get_auto_parallel_context("pipeline_stages") or 1) > 1
-
-
 def refuse_shards(setting: str) -> NoReturn:
     """ValueError that says why nothing is measured under this setting, by which tensors of this rank are shards."""
     raise ValueError(f"with {setting} tensors of this rank can be shards. InstrumentedStep works in 'stand_alone' and "
@@ -98,7 +93,7 @@ def check_layout(for_shards: bool, joined: bool) -> None:
         raise ValueError("with allow_unverified=True this step was made for shards, and here each process trains by itself: "
                          "its norms would be those of all of them together. Leave out allow_unverified, or put "
                          "AutoParallel around the step, or set the parallel mode before it is made.")
-    if joined and setting and has_stages():
+    if joined and setting and pipeline_stage()[1] > 1:
         raise ValueError("this step was made to add up its sums over all ranks, and is compiled for one stage of a pipeline, "
                          "which has parameters of its own: ranks would wait for each other for ever. Set pipeline_stages by "
                          "set_auto_parallel_context before the step is made, or measure nothing.")
@@ -239,14 +234,14 @@ def has_loss() -> bool:
     return stage == (0 if is_v else stages - 1)
 
 
-def stage_of(network: nn.Cell, name: str) -> int | None:
-    """The pipeline stage of the cell `name` in the network, or of the nearest cell around it; None where none says."""
-    cells, found = dict(network.cells_and_names()), None
-    parts = name.split(".")
-    for length in range(len(parts) + 1):
-        stage = getattr(cells.get(".".join(parts[:length])), "pipeline_stage", None)
-        found = stage if isinstance(stage, int) and stage >= 0 else found  # -1: not said
-    return found
+def stages_of(network: nn.Cell) -> dict[str, int | None]:
+    """The pipeline stage of each cell by its name, or of the nearest cell around it; None where none says."""
+    stages: dict[str, int | None] = {}
+    for name, cell in network.cells_and_names():  # a cell comes after those around it
+        stage = getattr(cell, "pipeline_stage", None)
+        is_said = isinstance(stage, int) and stage >= 0  # -1: not said
+        stages[name] = stage if is_said else stages.get(name.rpartition(".")[0])
+    return stages
 
 
 def job() -> str:

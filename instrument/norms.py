@@ -193,7 +193,7 @@ class NormStats(nn.Cell):
         shapes = [p.shape for p in parameters + parameters + frozen]
         sizes = np.array([stats.size_of(shape) for shape in shapes], np.float32)
         self.gradients = len(parameters)
-        self.for_shards, self.joined = bool(setting), bool(setting) and not _compat.has_stages()
+        self.for_shards, self.joined = bool(setting), bool(setting) and _compat.pipeline_stage()[1] == 1
         self.square_sums = (ShardSums(shapes, self.gradients, self.joined) if setting else
                             SquareSums(shapes, self.gradients))
         self.gradient_total = SegmentSums([self.gradients])

@@ -23,7 +23,8 @@ def scoped(metrics: Sequence[Metric], allow_unverified: bool = False) -> list[Me
             _told.add(setting)
             scaled = (" With gradients_mean=True, MindSpore scales gradients of replicated parameters, and those of sharded "
                       "ones not: the norms show it." if ms.get_auto_parallel_context("gradients_mean") else "")
-            norms = "Norms are of what this rank holds" if _compat.has_stages() else "Norms are added up over all ranks"
+            norms = ("Norms are added up over all ranks" if _compat.pipeline_stage()[1] == 1 else
+                     "Norms are of what this rank holds")
             tell(f"allow_unverified=True: with {setting} nothing has been verified on an accelerator. {norms}, and all else "
                  f"is of what this rank holds. Compare with one device before you rely on it.{scaled}", stacklevel=5)
         return [each if each.scope == "unverified" else of_this_rank([each], "shard")[0] for each in metrics]

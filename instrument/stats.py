@@ -120,8 +120,9 @@ def _zero_row(length: int) -> Tensor:
 
 
 @constexpr
-def _calls_and_elements(shape: tuple[int, ...], has_calls: bool, has_elements: bool, elements: float) -> Tensor:
-    return Tensor([1.0] * has_calls + [elements or float(size_of(shape))] * has_elements, ms.float32)
+def _calls_and_elements(shape: tuple[int, ...], has_calls: bool, has_elements: bool) -> Tensor:
+    elements = 1.0 if _compat.sharded_by() else float(size_of(shape))  # as `_total` counts them
+    return Tensor([1.0] * has_calls + [elements] * has_elements, ms.float32)
 
 
 def as_float32(x: Tensor) -> Tensor:
@@ -172,9 +173,18 @@ def element_sum(x: Tensor) -> Tensor:
     return _sum(x)
 
 
-def square_sum(x: Tensor) -> Tensor:
-    """Sum of squares, float32 scalar; NaN exactly where an element is NaN."""
-    return element_sum(_mul(x, x))
+def _total(x: Tensor) -> Tensor:
+    """Sum of all elements, float32 scalar; where a rank can hold shards, whose number of elements is not known, their mean."""
+    if _holds_shards():
+        return _mean(x)
+    return element_sum(x)
+
+
+def _alone(scalar: Tensor) -> Tensor:
+    """The same in float32 [1]."""
+    if _holds_shards():
+        return _expand(scalar, 0)
+    return _reshape(scalar, (1,))
 
 
 def sum_and_square_sum(x: Tensor) -> Tensor:
@@ -194,7 +204,12 @@ def absolute_maximum(x: Tensor) -> Tensor:
 
 def zero_count(x: Tensor) -> Tensor:
     """How many elements are exactly zero, float32 scalar, exact up to 2**24 and to float32 rounding beyond."""
-    return element_sum(_cast(_equal(x, _ZERO), ms.float32))
+    return element_sum(is_zero(x))
+
+
+def is_zero(x: Tensor) -> Tensor:
+    """1.0 where an element is exactly zero, else 0.0; float32 of the shape of `x`."""
+    return _cast(_equal(x, _ZERO), ms.float32)
 
 
 def nonfinite_count(x: Tensor) -> Tensor:
@@ -253,33 +268,19 @@ class Columns(nn.Cell):
         """
         x = as_float32(x)
         carried = ()
-        if _holds_shards():
-            # The number of elements here is not known, so a call counts as one, with means in place of sums.
-            if self.has_calls or self.has_elements:
-                carried = carried + (_calls_and_elements(_shape(x), self.has_calls, self.has_elements, 1.0),)
-            if self.has_sum:
-                carried = carried + (_expand(_mean(x), 0),)
-            if self.has_square_sum:
-                carried = carried + (_expand(_mean(_mul(x, x)), 0),)
-            if self.has_absmax:
-                carried = carried + (_expand(absolute_maximum(x), 0),)
-            if self.has_zeros:
-                carried = carried + (_expand(_mean(_cast(_equal(x, _ZERO), ms.float32)), 0),)
-            if self.has_nonfinite:
-                carried = carried + (_expand(nonfinite_count(x), 0),)
-            return _concat(carried)
         if self.has_calls or self.has_elements:
-            carried = carried + (_calls_and_elements(_shape(x), self.has_calls, self.has_elements, 0.0),)
-        if self.has_sum and self.has_square_sum:
+            carried = carried + (_calls_and_elements(_shape(x), self.has_calls, self.has_elements),)
+        if self.has_sum and self.has_square_sum and not _holds_shards():
             carried = carried + (sum_and_square_sum(x),)
-        elif self.has_sum:
-            carried = carried + (_reshape(element_sum(x), (1,)),)
-        elif self.has_square_sum:
-            carried = carried + (_reshape(square_sum(x), (1,)),)
+        else:
+            if self.has_sum:
+                carried = carried + (_alone(_total(x)),)
+            if self.has_square_sum:
+                carried = carried + (_alone(_total(_mul(x, x))),)
         if self.has_absmax:
-            carried = carried + (_reshape(absolute_maximum(x), (1,)),)
+            carried = carried + (_alone(absolute_maximum(x)),)
         if self.has_zeros:
-            carried = carried + (_reshape(zero_count(x), (1,)),)
+            carried = carried + (_alone(_total(is_zero(x))),)
         if self.has_nonfinite:
-            carried = carried + (_reshape(nonfinite_count(x), (1,)),)
+            carried = carried + (_alone(nonfinite_count(x)),)
         return _concat(carried)

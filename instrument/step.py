@@ -133,14 +133,13 @@ class InstrumentedStep(Controls, StepGraph):
                         spike_window=spike_window, skip_spikes=skip_spikes, scope=scope, allow_unverified=allow_unverified,
                         counts=counts, updates=updates, moments=moments, histograms=histograms)
         self.allow_unverified = allow_unverified
-        shards = bool(_compat.sharded_here(allow_unverified))
         if moments:
             moments_of(optimizer)
         check_histograms(histograms, every)
         check_no_other_step(network)
         release(network)
         choice = choose(network, activations=activations, activation_stats=activation_stats, counts=counts,
-                        histograms=histograms, attention=attention and not shards)
+                        histograms=histograms, attention=attention and not _compat.sharded_here(allow_unverified))
         check_free(choice.tapped)
         super().__init__(network, optimizer)
         self.exits_on_request = bool(getattr(self, "use_graceful_exit", False))  # the stock step's, 2.5 and later
@@ -225,7 +224,7 @@ class InstrumentedStep(Controls, StepGraph):
     def _choose_scope(self, scope: Scope, ranks: bool) -> None:
         """What is joined over ranks, and where the graph has an AllReduce for it."""
         self.ranks = get_group_size() if self.reducer_flag else 1
-        together = self.ranks > 1 and not _compat.sharded_here(self.allow_unverified)
+        together = self.ranks > 1 and not _compat.sharded_by()
         self.is_joined, self.has_spread = together and scope == "global", together and ranks
         self.joins = self.is_joined or self.has_spread or (together and self.has_spikes)  # ranks must skip alike
         # The gradient that is trained on is of the mean of the ranks' losses, or else of their sum.

@@ -62,6 +62,17 @@ def told(monkeypatch):
     assert not messages
 
 
+@pytest.fixture
+def context(monkeypatch):
+    """The settings of a parallel job, as far as anyone asks."""
+    settings = {"parallel_mode": "stand_alone", "enable_parallel_optimizer": False, "gradients_mean": False,
+                "pipeline_stages": 1}
+    monkeypatch.setattr("instrument.scopes._told", set())
+    with monkeypatch.context() as patched:
+        patched.setattr(ms, "get_auto_parallel_context", settings.__getitem__)
+        yield settings
+
+
 @pytest.fixture(params=MODES)
 def mode(request):
     """The test runs once in graph mode and once in PyNative mode; graph mode is what other tests find."""

@@ -28,25 +28,17 @@ def test_releases_are_compared_as_versions():
 
 @pytest.mark.parametrize("settings", [{"parallel_mode": "semi_auto_parallel"}, {"parallel_mode": "auto_parallel"},
                                       {"parallel_mode": "hybrid_parallel"}, {"enable_parallel_optimizer": True}], ids=str)
-def test_modes_in_which_a_tensor_can_be_a_shard_are_refused(monkeypatch, settings):
-    context = {"parallel_mode": "data_parallel", "enable_parallel_optimizer": False, "gradients_mean": True,
-               "pipeline_stages": 1, **settings}
+def test_modes_in_which_a_tensor_can_be_a_shard_are_refused(context, settings):
+    context.update({"parallel_mode": "data_parallel", "gradients_mean": True, **settings})
     network = MLP()
-    with monkeypatch.context() as patched:
-        patched.setattr(ms, "get_auto_parallel_context", context.__getitem__)
-        with pytest.raises(ValueError, match="tensors of this rank can be shards.*allow_unverified=True"):
-            InstrumentedStep(network, nn.SGD(network.trainable_params(), 0.1))
+    with pytest.raises(ValueError, match="tensors of this rank can be shards.*allow_unverified=True"):
+        InstrumentedStep(network, nn.SGD(network.trainable_params(), 0.1))
 
 
 @pytest.fixture
-def sharded(monkeypatch):
+def sharded(context):
     """A parallel mode in which tensors are shards, as far as anyone asks."""
-    context = {"parallel_mode": "semi_auto_parallel", "enable_parallel_optimizer": False, "gradients_mean": False,
-               "pipeline_stages": 1}
-    monkeypatch.setattr("instrument.scopes._told", set())
-    with monkeypatch.context() as patched:
-        patched.setattr(ms, "get_auto_parallel_context", context.__getitem__)
-        yield context
+    context["parallel_mode"] = "semi_auto_parallel"
 
 
 @pytest.mark.parametrize("kind", ["instrumented", "upgraded"])
@@ -89,8 +81,9 @@ def test_saturation_mode_is_refused_where_overflow_must_be_seen(monkeypatch):
 
 def test_the_stage_of_a_cell_is_that_of_the_nearest_cell_around_it():
     network = nn.SequentialCell(nn.SequentialCell(nn.Dense(2, 2), nn.Dense(2, 2)), nn.ReLU())
-    assert _compat.stage_of(network, "0.1") is None
+    assert _compat.stages_of(network)["0.1"] is None
     network[0].pipeline_stage = 1
     network[0][1].pipeline_stage = 0
-    stages = {name: _compat.stage_of(network, name) for name in ("0", "0.0", "0.1", "1")}
+    found = _compat.stages_of(network)
+    stages = {name: found[name] for name in ("0", "0.0", "0.1", "1")}
     assert stages == {"0": 1, "0.0": 1, "0.1": 0, "1": None}

@@ -72,7 +72,8 @@ class MFInstrumentedPipelineStep(*_bases):  # type: ignore[misc]
         stage, stages = _compat.pipeline_stage()
         if stages == 1:
             return choice
-        return choice.only(lambda name: _compat.stage_of(network, name) in (None, stage))
+        found = _compat.stages_of(network)
+        return choice.only(lambda name: found[name] in (None, stage))
 
     def clip_grad_norm(self, grads):
         """Measure, and clip."""
