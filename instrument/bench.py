@@ -1,8 +1,9 @@
 """What each option costs on this machine and device: `instrument bench`, and the same of a network of your own.
 
 Owns how steps are compared: all of them live in one process and run in turn, plain and measured, in both orders, and a cost is
-the median of the ratios of two that ran one after the other, because absolute times of a shared machine drift. What cannot be
-told apart from the plain step measured against itself is no cost.
+the median of the ratios of two that ran one after the other, because absolute times of a shared machine drift. A call that is
+timed comes after another one of the same step, as in training: its weights are in the caches as far as they ever are. What
+cannot be told apart from the plain step measured against itself is no cost.
 """
 from __future__ import annotations
 
@@ -71,6 +72,13 @@ def seconds_of(step: Callable[..., Any], batch: Sequence[Any], calls: int = 1) -
     return time.perf_counter() - start
 
 
+def _seconds_warm(step: Callable[..., Any], batch: Sequence[Any], calls: int) -> float:
+    """As `seconds_of`, after a call that does not count, unless several are timed."""
+    if calls == 1:
+        seconds_of(step, batch)
+    return seconds_of(step, batch, calls)
+
+
 def costs(make: Callable[[], tuple[nn.Cell, nn.Cell]], batch: Sequence[Any], *,
           options: Mapping[str, dict[str, Any] | None] | None = None, seconds: float = 60.0, least: int = 5,
           tell: Callable[[str], None] = lambda line: None) -> tuple[float, list[Cost]]:
@@ -80,7 +88,7 @@ def costs(make: Callable[[], tuple[nn.Cell, nn.Cell]], batch: Sequence[Any], *,
         make: Returns a new `(network, optimizer)` at each call; the network returns the loss.
         batch: What the network takes.
         options: Arguments of `InstrumentedStep` by the name of the row; None for the plain step; by default `OPTIONS`.
-        seconds: How long to measure, after everything has been compiled.
+        seconds: How long to measure, after everything has been compiled: a pair takes two calls of each.
         least: So many pairs are made of each, however long they take.
         tell: Called with what is being done.
 
@@ -111,7 +119,7 @@ def costs(make: Callable[[], tuple[nn.Cell, nn.Cell]], batch: Sequence[Any], *,
             tell(f"measuring {name}, pair {len(ratios[name]) + 1}")
             is_plain_first = len(ratios[name]) % 2 == 0
             order = (plain, step) if is_plain_first else (step, plain)
-            first, second = (seconds_of(each, batch, calls[name]) for each in order)
+            first, second = (_seconds_warm(each, batch, calls[name]) for each in order)
             ratios[name].append(second / first if is_plain_first else first / second)
             times.append((first if is_plain_first else second) / calls[name])
     rows = [Cost(name=name, metrics=len(step.schema) if isinstance(step, InstrumentedStep) else 0,

@@ -20,8 +20,10 @@ from mindspore import Tensor, nn, ops
 from instrument import stats
 from instrument.schema import Metric
 
-# What is spread over ranks, in the order of the table's columns.
-SPREAD = ("loss", "grad/norm_local")
+# What is spread over ranks, in the order of the table's columns, with units. The last ones are the host's, which may not know
+# them: NaN then.
+SPREAD = {"loss": "loss", "grad/norm_local": "1", "step_time": "s", "data_wait": "s"}
+HOST_TIMES = 2
 
 _cast = ops.Cast()
 _concat = ops.Concat()
@@ -96,7 +98,7 @@ class Joining(nn.Cell):
         Returns:
             (losses, carried, counted, table): means over ranks, float32 [L]; the slots' gradients of all ranks, a tuple of
             one vector, in which a sum of maxima has become the largest quotient with the number of calls, and the number of
-            calls a mean over ranks; the histograms' in one vector, likewise a tuple; and float32 [ranks, 2], `SPREAD` of
+            calls a mean over ranks; the histograms' in one vector, likewise a tuple; and float32 [ranks, 4], `SPREAD` of
             each rank. What there is not is `losses`.
         """
         parts = (losses,) + carried + counted
@@ -136,7 +138,7 @@ class Joining(nn.Cell):
 
 def own_norm() -> Metric:
     """The norm of a rank's gradients before they are reduced."""
-    return Metric(SPREAD[1], "1", "local", "rms")
+    return Metric("grad/norm_local", "1", "local", "rms")
 
 
 def largest(table):
@@ -152,31 +154,41 @@ class Spread(nn.Cell):
     def __init__(self, ranks: int):
         super().__init__(auto_prefix=False)
         shape = ranks, len(SPREAD)
+        is_told = np.arange(len(SPREAD)) >= len(SPREAD) - HOST_TIMES
+        self.is_told = Tensor(np.broadcast_to(is_told, shape).copy())
         self.numbers = Tensor(np.arange(ranks)[:, None].repeat(len(SPREAD), 1), ms.float32)
         self.none = Tensor(np.full(shape, float(ranks)), ms.float32)
-        self.infinite = Tensor(np.full(shape, math.inf), ms.float32)
+        self.infinite, self.lowest = (Tensor(np.full(shape, each), ms.float32) for each in (math.inf, -math.inf))
+        self.unknown = Tensor(np.full(len(SPREAD), math.nan), ms.float32)
+        self.all = Tensor(float(ranks), ms.float32)
         self.first = ops.ReduceMin()
+        self.both = ops.LogicalAnd()
 
     def construct(self, table):
         """Compare.
 
         Args:
-            table: float32 [ranks, 2], `SPREAD` of each rank.
+            table: float32 [ranks, 4], `SPREAD` of each rank.
 
         Returns:
-            float32 [6], laid out by `metrics`: of each the smallest, NaN apart (infinite where all are NaN); the largest, NaN
+            float32 [12], laid out by `metrics`: of each the smallest, NaN apart (infinite where all are NaN); the largest, NaN
             where one is; and the rank of the largest, the lowest of several, where one that is not finite counts as the
-            largest.
+            largest. Of what hosts tell, ranks that did not have no say, and all three are NaN where none did.
         """
-        smallest = self.first(_select(_is_nan(table), self.infinite, table), 0)
-        bad = _select(_is_finite(table), table, self.infinite)
+        is_nan = _is_nan(table)
+        missing = self.both(is_nan, self.is_told)
+        table = _select(missing, self.lowest, table)
+        smallest = self.first(_select(is_nan, self.infinite, table), 0)
+        bad = _select(_is_finite(table), table, _select(missing, self.lowest, self.infinite))
         here = _equal(bad, _max(bad, 0))
         rank = self.first(_select(here, self.numbers, self.none), 0)
-        return _concat((smallest, largest(table), rank))
+        nobody = _equal(_sum(_cast(missing, ms.float32), 0), self.all)
+        return _concat((_select(nobody, self.unknown, smallest), _select(nobody, self.unknown, largest(table)),
+                        _select(nobody, self.unknown, rank)))
 
     @staticmethod
     def metrics() -> list[Metric]:
         """What `construct` returns, in its order."""
-        units = ("loss", "1")
-        return [Metric(f"rank/{what}/{name}", unit or own, "global", "identical")
-                for what, unit in (("min", ""), ("max", ""), ("argmax", "rank")) for name, own in zip(SPREAD, units)]
+        told = list(SPREAD)[-HOST_TIMES:]
+        return [Metric(f"rank/{what}/{name}", unit or own, "global", "identical", is_optional=name in told)
+                for what, unit in (("min", ""), ("max", ""), ("argmax", "rank")) for name, own in SPREAD.items()]

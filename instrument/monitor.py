@@ -414,6 +414,7 @@ class TrainingMonitor(_OldHooks):
                 if readings:
                     self._last_step = readings[-1].step
                     readings[-1].values.update(self._pace.take(call.mark))
+                    self._outputs.tell_times(readings[-1].values)
                 for reading in readings if self._outputs.is_scheduled else ():
                     with self._reported("learning_rate"):
                         reading.values.update(self._outputs.scheduled_rates(reading, is_last=reading is readings[-1]))

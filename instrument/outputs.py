@@ -106,6 +106,11 @@ class StepOutputs:
         elif hasattr(self.cell, "set_step") and int(self.cell.step_count.asnumpy()) == 0:
             self.cell.set_step(made)
 
+    def tell_times(self, values: Mapping[str, float]) -> None:
+        """Have the step compare over ranks how long this one took, where it does such a thing."""
+        if getattr(self.cell, "has_spread", False):
+            self.cell.tell_times(values.get("step_time", math.nan), values.get("data_wait", math.nan))
+
     def steps_made(self, call: int) -> int:
         """Steps up to and with this call, the last one; asks the device."""
         count = getattr(self.cell, "step_count", None)

@@ -20,7 +20,6 @@ import itertools
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -237,7 +236,7 @@ def write_schema(run: str | os.PathLike[str], metrics: Iterable[Metric], histogr
         max_grad_norm: The norm that the step clips its gradients to, stored likewise; None where it does not.
     """
     content = run.config if isinstance(run, Run) else read_config(run)
-    content["schema"] = [asdict(metric) for metric in metrics]
+    content["schema"] = [{"name": each.name, "unit": each.unit, "scope": each.scope, "merge": each.merge} for each in metrics]
     content["histograms"] = list(histograms)
     content.pop("max_grad_norm", None)  # of the step before a resume
     if max_grad_norm is not None:

@@ -30,7 +30,8 @@ class Metric:
     Attributes:
         name: `group/statistic` or `group/statistic/object`; the object is MindSpore's own parameter or cell name.
         unit: `step`, `loss`, `1` (dimensionless, in the unit of the tensor measured), `calls`, `elements`,
-            `parameters`, `nats`, `fraction`, `deviations` (standard deviations), `rank` (its number) or `flag` (0 or 1).
+            `parameters`, `nats`, `fraction`, `deviations` (standard deviations), `s` (seconds), `rank` (its number) or `flag`
+            (0 or 1).
         scope: `global` is one number for all ranks of a data parallel job; `local` is this rank's own; `shard` is of the
             parts of tensors that this rank holds, and `unverified` one number for all ranks, in a parallel mode in which
             nothing has been verified on an accelerator.
@@ -38,12 +39,14 @@ class Metric:
             `sum`, `mean` (weighted by elements where the numbers of elements differ), `rms` (root of the mean of
             squares, weighted likewise), `max`, or `mean_of_max` (the mean of each call's maximum: a sum over calls
             is all that a gradient can carry, so the largest of several calls is not known).
+        is_optional: NaN stands for a value that was not known in this step: `unpack` leaves it out.
     """
 
     name: str
     unit: str
     scope: Scope
     merge: Merge
+    is_optional: bool = False
 
 
 def of_this_rank(metrics: Sequence[Metric], scope: Scope = "local") -> list[Metric]:
@@ -87,6 +90,7 @@ class Schema:
                              "Rename the parameter, the cell or the loss part that they come from.")
         self._count_of = [self._call_count(name) for name in self.names]
         self._counts = np.array(sorted({count for count in self._count_of if count is not None}), np.intp)
+        self._optional = np.array([i for i, metric in enumerate(self.metrics) if metric.is_optional], np.intp)
 
     def _call_count(self, name: str) -> int | None:
         """Position of the call count that says whether the metric `name` was measured, if it has one."""
@@ -126,20 +130,23 @@ class Schema:
 
         Returns:
             `{name: value}` in the schema's order. NaN and infinities are values, and are kept. The statistics of a
-            cell that was called no time in the measured step (call count 0) are absent, with one warning a cell.
+            cell that was called no time in the measured step (call count 0) are absent, with one warning a cell; so is,
+            without one, what is optional and was not known.
 
         Raises:
             ValueError: `stats` does not have K elements.
         """
         values = self._vector(stats)
         unpacked = dict(zip(self.names, values.tolist()))
+        for i in self._optional[np.isnan(values[self._optional])] if len(self._optional) else ():
+            del unpacked[self.names[i]]
         if values[self._counts].all():
             return unpacked  # the usual case, four times as fast
-        unpacked = {}
+        known, unpacked = unpacked, {}
         for name, value, count in zip(self.names, values.tolist(), self._count_of):
             if count is not None and values[count] == 0:
                 self._report_silent(*self.names[count].split("/count/", 1))
-            else:
+            elif name in known:
                 unpacked[name] = value
         return unpacked
 

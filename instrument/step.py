@@ -21,7 +21,7 @@ from instrument.arguments import check_arguments
 from instrument.choice import choose, frozen_weights
 from instrument.controls import Controls, state
 from instrument.histograms import Histogram, HistogramStats, check_histograms, choose_parameters
-from instrument.joining import Extremes, Joining, Spread, own_norm
+from instrument.joining import HOST_TIMES, Extremes, Joining, Spread, own_norm
 from instrument.losses import LossKey, LossOutputs
 from instrument.norms import NormStats
 from instrument.notices import tell
@@ -233,6 +233,7 @@ class InstrumentedStep(Controls, StepGraph):
         self.scope: Scope = "global" if self.is_joined or (scope == "global" and _compat.rank_and_size()[1] == 1) else "local"
         if self.has_spread:
             self.hide("spread", Spread(self.ranks))
+            self.hide("host_times", state("host_times", np.full(HOST_TIMES, np.nan, np.float32)))
         elif ranks:
             tell("ranks=True has no effect: this is no data parallel job of several processes.", stacklevel=4)
 
@@ -275,6 +276,19 @@ class InstrumentedStep(Controls, StepGraph):
             raise ValueError("set_sense_scale must not be called between the calls that make one update: their gradients "
                              f"would have two scales. Call it every {self.accumulate} calls.")
         self.scale_sense.set_data(sens)
+
+    def tell_times(self, step_time: float, data_wait: float) -> None:
+        """Say how long this rank took for its last step, for the spread over ranks; a `TrainingMonitor` does so by itself.
+
+        They travel with the next measured steps, in the AllReduce that is there anyway, until others are told. Without
+        `ranks=True` they are not used.
+
+        Args:
+            step_time: Seconds; NaN where it is not known.
+            data_wait: Of these, seconds of waiting for data; likewise.
+        """
+        if self.has_spread:
+            self.host_times.set_data(Tensor(np.array([step_time, data_wait], np.float32)))
 
     def _let_go(self) -> None:
         if _steps.get(id(self.network)) is self:

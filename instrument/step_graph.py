@@ -203,7 +203,7 @@ class StepGraph(nn.TrainOneStepCell):
         means, table = losses, losses
         if self.joins:
             # Behind the reduction of the gradients, so that all ranks come to their AllReduces in one order.
-            own = ops.depend(losses, values), self.concat((losses[:1], own_norm))
+            own = ops.depend(losses, values), self._own(losses, own_norm)
             if self.is_joined:
                 means, slots, counted, table = self.joining(own[0], slots, counted, own[1])
                 losses = means
@@ -239,6 +239,13 @@ class StepGraph(nn.TrainOneStepCell):
         if self.has_histograms:
             histograms = self.histogram_stats(grads, counted, step)
         return self.concat(head), squares, norms, spiked, histograms
+
+    def _own(self, losses, own_norm):
+        """What is compared over ranks, of this one; of no meaning where nothing is."""
+        own = losses
+        if self.has_spread:
+            own = self.concat((losses[:1], own_norm, self.host_times))
+        return own
 
     def _gradient_square_sum(self, grads):
         """The sum of all squared gradients, float32 [1], where an update needs it."""

@@ -15,6 +15,7 @@ from instrument.alarms import (
     LearningRate,
     NonFinite,
     Overfitting,
+    SlowRank,
     ThroughputDrop,
     UpdateRatio,
     VanishingGradient,
@@ -454,6 +455,39 @@ def test_the_start_of_the_pipeline_does_not_count():
         assert DataStarved().check(Record(1, 0.0, bad)) is NOT_JUDGED
 
 
+# SlowRank
+
+def waits(rank, most, least=0.01, time=1.0):
+    return {"rank/min/data_wait": least, "rank/max/data_wait": most, "rank/argmax/data_wait": float(rank),
+            "rank/max/step_time": time, "rank/min/step_time": time}
+
+
+def test_a_rank_that_all_wait_for_is_named():
+    assert begins(SlowRank(), [waits(3, 0.31)] * 60) == [(51, "rank 3")]
+    incident = run(SlowRank(), [waits(0, 0.01)] * 40 + [waits(3, 0.31)] * 60)[0][1]
+    # 0.3 s late in 17 of the last 50 records, of a second each
+    assert incident.where == "rank 3" and incident.value == 0.31
+    assert incident.message.startswith("rank 3 waited for its data the longest in 17 of the last 50 records, and all ranks "
+                                       "waited for it, for 10% of the time")
+    assert begins(SlowRank(window=2, fraction=0.5), [waits(1, 0.52)] * 5) == [(3, "rank 1")]
+
+
+@pytest.mark.parametrize("rows", [
+    [waits(3, 0.1)] * 200,  # nine hundredths
+    [waits(t % 2, 0.5) for t in range(200)],  # they take turns
+    [waits(1, 0.9, least=0.85)] * 200,  # all of them wait: DataStarved says so
+    [waits(3, 50.0)] + [waits(0, 0.01)] * 200,  # the pipelines start
+    [{"data_wait": 0.5, "step_time": 1.0}] * 200])
+def test_ranks_that_are_alike_are_no_alarm(rows):
+    assert run(SlowRank(), rows) == []
+
+
+@pytest.mark.parametrize("bad", [{"rank/max/data_wait": NAN}, {"rank/min/data_wait": INF}, {"rank/argmax/data_wait": NAN},
+                                 {"rank/max/step_time": NAN}, {"rank/max/step_time": 0.0}])
+def test_times_of_ranks_that_are_not_known_are_not_judged(bad):
+    assert SlowRank().check(Record(1, 0.0, {**waits(1, 0.5), **bad})) is NOT_JUDGED
+
+
 # Overfitting
 
 def epochs(training, validation):
@@ -508,7 +542,8 @@ def test_validation_without_training_says_nothing():
     (LearningRate, {"down": 0.5}, "`down`"), (LearningRate, {"flat_after": 0}, "`flat_after`"),
     (LearningRate, {"rising": 10}, "`rising` must be a whole number from 16"), (ThroughputDrop, {"factor": 1}, "`factor`"),
     (ThroughputDrop, {"window": 10}, "`warm_up` must be at most `window`"), (DataStarved, {"window": 0}, "`window`"),
-    (DataStarved, {"fraction": NAN}, "`fraction`"), (Overfitting, {"validations": 0}, "`validations`"),
+    (DataStarved, {"fraction": NAN}, "`fraction`"), (SlowRank, {"fraction": 1.5}, "`fraction`"),
+    (SlowRank, {"window": 0}, "`window`"), (Overfitting, {"validations": 0}, "`validations`"),
     (Overfitting, {"rise": -1}, "`rise`"), (VanishingGradient, {"fraction": 2}, "`fraction`"),
     (VanishingGradient, {"layer_fraction": "x"}, "`layer_fraction`"), (VanishingGradient, {"warm_up": 0}, "`warm_up`")])
 def test_refused(cls, options, message):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from healthy_runs import KINDS, healthy_run
-from instrument.alarms import AlarmSet, Overfitting, UpdateRatio, default_alarms
+from instrument.alarms import AlarmSet, Overfitting, SlowRank, UpdateRatio, default_alarms
 from instrument.record import Record
 
 
@@ -138,5 +138,8 @@ def test_the_defaults_only_log():
     assert all(alarm.policy == "log" for alarm in alarms) and alarms[0].first_nonfinite is print
     assert [alarm.name for alarm in alarms] == [
         "NonFinite", "GradientSpike", "LossSpike", "VanishingGradient", "DeadLayer", "HalfSaturation", "LearningRate",
-        "ThroughputDrop", "DataStarved", "Overfitting"]
+        "ThroughputDrop", "DataStarved", "SlowRank", "Overfitting"]
     assert default_alarms()[0] is not default_alarms()[0]
+    # One process has no ranks to compare; who asks for it by name is told.
+    assert all(alarm.sees(["loss", "learning_rate"]) for alarm in default_alarms() if alarm.name == "SlowRank")
+    assert not SlowRank().sees(["loss", "data_wait"]) and "ranks=True" in SlowRank().unmet

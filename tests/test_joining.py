@@ -8,6 +8,7 @@ from mindspore import Tensor, nn
 
 from instrument import InstrumentedStep, _compat
 from instrument.joining import Extremes, Joining, Spread
+from instrument.schema import Metric, Schema
 from instrument.upgrade import StepOptions, upgrade
 from networks import MLP, adam
 
@@ -49,9 +50,9 @@ def join(losses, carried, counted=None, mine=None, extremes=EXTREMES):
 def test_sums_are_added_calls_averaged_and_the_largest_quotient_is_found():
     carried = [[2, 10, 6, 1, -4], [2, 20, 8, 1, -1], [2, 30, 2, 1, -9]]
     for means, joined, histograms, table in join([[1, 6], [2, 0], [3, 0]], carried, [[1, 2], [3, 4], [5, 6]],
-                                                 [[7, 8], [9, 1], [2, 3]]):
+                                                 [[7, 8, 5, 4], [9, 1, 6, 0], [2, 3, 7, 9]]):
         assert means.tolist() == [2, 2] and joined.tolist() == [2, 60, 4, 1, -1] and histograms.tolist() == [9, 12]
-        assert table.tolist() == [[7, 8], [9, 1], [2, 3]]
+        assert table.tolist() == [[7, 8, 5, 4], [9, 1, 6, 0], [2, 3, 7, 9]]
 
 
 def test_a_rank_that_did_not_call_a_cell_has_no_say_in_its_maximum():
@@ -61,10 +62,11 @@ def test_a_rank_that_did_not_call_a_cell_has_no_say_in_its_maximum():
 
 @pytest.mark.parametrize("bad", [NAN, INF, -INF])
 def test_what_is_not_finite_on_one_rank_comes_through_and_spoils_nothing_else(bad):
-    for means, joined, _, table in join([[1, 1], [bad, 1]], [[1, 5, bad, 1, 2], [1, 5, 4, 1, 3]], None, [[bad, 0], [1, 0]]):
+    for means, joined, _, table in join([[1, 1], [bad, 1]], [[1, 5, bad, 1, 2], [1, 5, 4, 1, 3]], None,
+                                       [[bad, 0, NAN, 1], [1, 0, 2, NAN]]):
         np.testing.assert_array_equal(means, [bad, 1])
         np.testing.assert_array_equal(joined, [1, 10, 4 if bad == -INF else bad, 1, 3])
-        np.testing.assert_array_equal(table, [[bad, 0], [1, 0]])
+        np.testing.assert_array_equal(table, [[bad, 0, NAN, 1], [1, 0, 2, NAN]])
 
 
 def test_losses_alone_are_joined_where_nothing_else_is():
@@ -73,22 +75,41 @@ def test_losses_alone_are_joined_where_nothing_else_is():
 
 
 def test_the_spread_without_anything_else():
-    for means, *_, table in join([[1.0], [3.0]], None, None, [[1.0, 5.0], [3.0, 4.0]], Extremes()):
-        assert means.tolist() == [2.0] and table.tolist() == [[1, 5], [3, 4]]
+    for means, *_, table in join([[1.0], [3.0]], None, None, [[1, 5, 0, 0], [3, 4, 0, 1]], Extremes()):
+        assert means.tolist() == [2.0] and table.tolist() == [[1, 5, 0, 0], [3, 4, 0, 1]]
 
 
 number = st.floats(-100, 100, width=32) | st.sampled_from([NAN, INF, -INF])
 
 
+seconds = st.floats(0, 100, width=32) | st.just(NAN)
+
+
 @settings(max_examples=30)
-@given(st.lists(st.tuples(number, number), min_size=2, max_size=9))
+@given(st.lists(st.tuples(number, number, seconds, seconds), min_size=2, max_size=9))
 def test_spread_is_what_a_loop_finds(rows):
-    found = Spread(len(rows))(Tensor(np.array(rows, np.float32))).asnumpy().reshape(3, 2)
-    for smallest, largest, rank, column in zip(*found, zip(*rows)):
+    found = Spread(len(rows))(Tensor(np.array(rows, np.float32))).asnumpy().reshape(3, 4)
+    for i, (smallest, largest, rank, column) in enumerate(zip(*found, zip(*rows))):
         known = [value for value in column if value == value]
-        score = [value if abs(value) < INF else INF for value in column]
-        np.testing.assert_array_equal([smallest, largest, rank], [
-            min(known, default=INF), max(column) if len(known) == len(column) else NAN, score.index(max(score))])
+        if i < 2:
+            score = [value if abs(value) < INF else INF for value in column]
+            expected = [min(known, default=INF), max(column) if len(known) == len(column) else NAN, score.index(max(score))]
+        else:  # what hosts tell, or do not
+            expected = [min(known), max(known), column.index(max(known))] if known else [NAN] * 3
+        np.testing.assert_array_equal([smallest, largest, rank], expected)
+
+
+def test_times_that_no_rank_knows_are_absent():
+    schema = Schema([Metric("step", "step", "global", "identical"), *Spread.metrics()])
+    told = [name for name in schema.names if name.endswith(("step_time", "data_wait"))]
+    assert len(told) == 6 and [schema[name].unit for name in told] == ["s"] * 4 + ["rank"] * 2
+    vector = np.arange(13.0)
+    assert schema.unpack(vector) == dict(zip(schema.names, vector))
+    vector[[3, 7, 11]] = NAN  # step_time; a loss that is NaN is a value
+    vector[1] = NAN
+    values = schema.unpack(vector)
+    assert set(schema.names) - set(values) == {f"rank/{what}/step_time" for what in ("min", "max", "argmax")}
+    assert np.isnan(values["rank/min/loss"]) and values["rank/argmax/data_wait"] == 12
 
 
 def test_in_a_single_process_ranks_has_no_effect_and_says_so(told):

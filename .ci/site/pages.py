@@ -24,7 +24,7 @@ REFERENCE = {
                           "alarms.spikes.LossSpike", "alarms.vanishing.VanishingGradient", "alarms.layers.DeadLayer",
                           "alarms.layers.UpdateRatio", "alarms.layers.HalfSaturation", "alarms.learning_rate.LearningRate",
                           "alarms.throughput.ThroughputDrop", "alarms.throughput.DataStarved",
-                          "alarms.overfitting.Overfitting"]),
+                          "alarms.ranks.SlowRank", "alarms.overfitting.Overfitting"]),
     "reading": ("Reading back", ["reading.read", "reading.RunData", "reading.Series"]),
     "mindformers": ("MindSpore Transformers", ["mindformers.monitor.InstrumentMonitor", "mindformers.steps"]),
     "bench": ("Measuring costs", ["bench.costs", "bench.Cost"]),

@@ -15,6 +15,7 @@ from instrument.alarms.layers import DeadLayer, HalfSaturation, LayerAlarm, Upda
 from instrument.alarms.learning_rate import LearningRate
 from instrument.alarms.nonfinite import NonFinite
 from instrument.alarms.overfitting import Overfitting
+from instrument.alarms.ranks import SlowRank
 from instrument.alarms.spikes import GradientSpike, LossSpike
 from instrument.alarms.throughput import DataStarved, ThroughputDrop
 from instrument.alarms.vanishing import VanishingGradient
@@ -22,8 +23,8 @@ from instrument.alarms.watch import AlarmSet
 from instrument.nonfinite import FirstNonfinite
 
 __all__ = ["NOT_JUDGED", "Alarm", "AlarmRaised", "AlarmSet", "DataStarved", "DeadLayer", "Finding", "GradientSpike",
-           "HalfSaturation", "LayerAlarm", "LearningRate", "LossSpike", "NonFinite", "Overfitting", "Policy", "ThroughputDrop",
-           "UpdateRatio", "VanishingGradient", "Verdict", "default_alarms"]
+           "HalfSaturation", "LayerAlarm", "LearningRate", "LossSpike", "NonFinite", "Overfitting", "Policy", "SlowRank",
+           "ThroughputDrop", "UpdateRatio", "VanishingGradient", "Verdict", "default_alarms"]
 
 
 def default_alarms(first_nonfinite: Callable[[Mapping[str, float]], FirstNonfinite | None] | None = None) -> list[Alarm]:
@@ -31,7 +32,7 @@ def default_alarms(first_nonfinite: Callable[[Mapping[str, float]], FirstNonfini
 
     They either compare a number with its own past (`GradientSpike`, `LossSpike`, `VanishingGradient`, `ThroughputDrop`,
     `Overfitting`, `LearningRate`), or look for what no healthy training has (`NonFinite`, `DeadLayer`, `HalfSaturation`,
-    `DataStarved`). What a healthy `UpdateRatio` is depends on the optimizer.
+    `DataStarved`, `SlowRank`). What a healthy `UpdateRatio` is depends on the optimizer.
 
     Args:
         first_nonfinite: The step's `schema.first_nonfinite`, if it is known by now.
@@ -39,5 +40,7 @@ def default_alarms(first_nonfinite: Callable[[Mapping[str, float]], FirstNonfini
     Returns:
         New alarms, which know nothing yet.
     """
+    slow_rank = SlowRank()
+    slow_rank.needs = ()  # nobody has asked for it by name, so that nobody is told where there is one process
     return [NonFinite(first_nonfinite=first_nonfinite), GradientSpike(), LossSpike(), VanishingGradient(), DeadLayer(),
-            HalfSaturation(), LearningRate(), ThroughputDrop(), DataStarved(), Overfitting()]
+            HalfSaturation(), LearningRate(), ThroughputDrop(), DataStarved(), slow_rank, Overfitting()]

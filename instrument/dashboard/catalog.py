@@ -106,6 +106,8 @@ def charts(names: Sequence[str], picks: Iterable[str] = (), *, units: Mapping[st
                                                                  if name not in ("val/loss", "val/perplexity")), most),
             Spec("ranks", "Loss of the ranks", "Details", (there("rank/max/loss", "loss", "rank/min/loss")
                                                            if "rank/max/loss" in have else (), there("rank/argmax/loss"))),
+            Spec("waits", "Data wait of the ranks", "Details", (there("rank/max/data_wait", "rank/min/data_wait"),
+                                                                there("rank/argmax/data_wait")), zero=(True, False)),
             Spec("scale", "Loss scale", "Details", (there("loss_scale"),), log=(True,), smooth=False),
             _capped("entropy", "Attention entropy", "Attention", starting("attention/entropy/"), most, ordered=True),
             _capped("logits", "Largest attention score", "Attention", starting("attention/max_logit/"), most, ordered=True)]

@@ -154,7 +154,10 @@ def test_charts_are_named_by_what_is_in_them_and_show_fewer_layers_of_several_ru
     titles = {spec.id: spec.title for spec in catalog.charts(names)}
     assert (titles["load"], titles["weights"]) == ("Device utilization and host CPU", "Weight norm and update ratio")
     assert titles["throughput"] == "Throughput and data wait"
-    ranks = ["loss", *(f"rank/{what}/{name}" for what in ("min", "max", "argmax") for name in ("loss", "grad/norm_local"))]
+    ranks = ["loss", *(f"rank/{what}/{name}" for what in ("min", "max", "argmax")
+                       for name in ("loss", "grad/norm_local", "step_time", "data_wait"))]
+    spec = next(spec for spec in catalog.charts(ranks) if spec.id == "waits")
+    assert spec.axes == (("rank/max/data_wait", "rank/min/data_wait"), ("rank/argmax/data_wait",))
     spec = next(spec for spec in catalog.charts(ranks) if spec.id == "ranks")
     assert spec.axes == (("rank/max/loss", "loss", "rank/min/loss"), ("rank/argmax/loss",))
     assert catalog.layered(ranks) == {}  # ranks are no layers

@@ -4,6 +4,7 @@
 """
 import json
 import sys
+import time
 
 import mindspore as ms
 import numpy as np
@@ -45,16 +46,18 @@ def tell(name, step, outputs):
 
 
 def local_run():
-    """Numbers of this rank's own, recorded; the spike score is of all."""
+    """Numbers of this rank's own, recorded; the spike score and the spread are of all. Rank 1 waits for its data."""
     ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True, device_num=get_group_size())
     network = MLP()
     step = InstrumentedStep(network, nn.SGD(network.trainable_params(), 0.5), max_grad_norm=0.5, activations="leaves",
-                            updates=True, window=4, spike_window=2, skip_spikes=1e9, scope="local")
+                            updates=True, window=4, spike_window=2, skip_spikes=1e9, scope="local", ranks=True)
     params = {"train_network": step, "cur_step_num": 0, "mode": "train"}
     context = RunContext(params)
     with TrainingMonitor("run", alarms=[]) as monitor:
         monitor.on_train_begin(context)
         for number, (x, y) in enumerate(mlp_batches(STEPS), 1):
+            time.sleep(0.2 * get_rank())
+            monitor.on_train_step_begin(context)
             outputs = step(mine(x), mine(y))
             tell("local", step, outputs)
             params.update(cur_step_num=number, net_outputs=outputs)
@@ -74,6 +77,8 @@ def joined_run():
     for number, (x, y) in enumerate(mlp_batches(STEPS), 1):
         if number == STEPS and get_rank() == 1:
             y = np.full_like(y, np.nan)
+        if number == 2 and get_rank() != 1:  # of which no time is known
+            step.tell_times(3.0 - get_rank(), float("nan"))
         tell("joined", step, step(mine(x), mine(y)))
 
 

@@ -90,6 +90,14 @@ def test_norms_are_those_of_the_joined_batch_and_each_rank_records_its_own(pair)
         for name in ("loss", "activation/rms/act"):
             assert recorded[name].value.tolist() == [values[name] for _, values, *_ in rows[rank]]
     assert run["grad/norm"].value.tolist() == [values["grad/norm"] for _, values, *_ in rows[0]]
+    recorded = [run, *run.ranks.values()]
+    for name in ("step_time", "data_wait"):  # known from step 2 on, and told with the step after
+        told = [run[f"rank/{what}/{name}"] for what in ("min", "max", "argmax")]
+        assert [each.step.tolist() for each in told] == [[3, 4]] * 3
+        for i in (0, 1):
+            known = [np.float32(each[name].value[i]) for each in recorded]
+            assert [each.value[i] for each in told] == [min(known), max(known), np.argmax(known)]
+    assert run["rank/argmax/data_wait"].value.tolist() == [1, 1] and min(run["rank/max/data_wait"].value) >= 0.2
     weights, history = first_weights(), []
     for i, (x, y) in enumerate(mlp_batches(4)):
         loss, gradients, outputs, _ = reference.MLP(weights).step(x, y)
@@ -171,6 +179,9 @@ def test_the_spread_over_ranks_and_who_has_the_largest(job):
                 assert values[f"rank/argmax/{kind}"] == np.argmax(numbers)
                 if kind != "loss":
                     assert values[kind] == near(numbers[rank])
+        times = {name: value for name, value in job.rows["joined"][0][i][1].items() if "_time" in name or "_wait" in name}
+        told = [3.0 - rank for rank in range(job.ranks) if rank != 1]  # from the second step on, and no rank waits
+        assert times == ({"rank/min/step_time": min(told), "rank/max/step_time": 3, "rank/argmax/step_time": 0} if i else {})
         weights = [w - 0.5 * g for w, g in zip(weights, reference.MLP(weights).step(x, y)[1])]
 
 
