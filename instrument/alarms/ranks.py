@@ -34,7 +34,7 @@ class SlowRank(Alarm):
         ValueError: A number is out of its range.
     """
 
-    needs = ("rank/max/data_wait",)
+    needs: tuple[str, ...] = ("rank/max/data_wait",)
     hint = "Make the step by InstrumentedStep(..., ranks=True), in a data parallel job of several processes."
 
     def __init__(self, *, fraction: float = 0.1, window: int = 50, policy: Policy = "log", name: str | None = None,
