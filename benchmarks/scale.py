@@ -28,7 +28,7 @@ from mindspore import Parameter, Tensor, nn, ops
 import instrument
 from benchmarks.timing import machine, seconds
 from instrument import Metric, NormStats, runs
-from instrument.joining import Joining, Spread, own_norm
+from instrument.joining import SPREAD, Joining, Spread, own_norm
 from instrument.record import Record, RunInfo
 from instrument.taps import DEFAULT_STATS, Taps
 from instrument.writers import JsonlWriter, TensorBoardWriter, Writer
@@ -62,7 +62,7 @@ class Together(nn.Cell):
 def kernels_time(taps: Taps, ranks: int) -> float:
     """Seconds of the joining on a CPU, graph mode, the communication left out; the shortest of 50."""
     cell = Together(taps, ranks)
-    inputs = [Tensor(np.ones(length, np.float32)) for length in (1, taps.length, 2)]
+    inputs = [Tensor(np.ones(length, np.float32)) for length in (1, taps.length, len(SPREAD))]
     run: Callable[[], object] = lambda: cell(*inputs)[2].asnumpy()  # noqa: E731
     run()
     return min(seconds(run) for _ in range(50))
@@ -96,7 +96,7 @@ def main() -> None:
     weights = [Parameter(Tensor(np.ones(1, np.float32)), name=f"blocks.{i}.attention.dense.weight") for i in range(PARAMETERS)]
     shared = [Metric("step", "step", "global", "identical"), Metric("loss", "loss", "global", "identical"), own_norm(),
               *Spread.metrics(), *NormStats(weights).schema, *taps.metrics("global")]
-    table = ranks * (len(taps.extremes().maxima) + 2)
+    table = ranks * (len(taps.extremes().maxima) + len(SPREAD))
     sent = 4 * (1 + taps.length + table)
     print(f"\nVector: {len(shared)} numbers, {4 * len(shared)} bytes to the host a measured step of a rank.")
     print(f"AllReduce: {sent:,} bytes a measured step, of which the table of ranks is {4 * table:,}; a ring sends "
