@@ -30,7 +30,7 @@ class Place:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, resume: bool, config: Mapping[str, Any], rank: int, ranks: int):
-        self._path, self._rank = path, rank
+        self._path, self._rank, self._resume = path, rank, resume
         self._schema: Schema | None = None
         self._max_grad_norm: float | None = None
         self._asked = False  # for the step after which the run goes on
@@ -72,8 +72,14 @@ class Place:
 
     def resumed_after(self) -> int | None:
         """The last step that an earlier process recorded, for the first call; None where this run is not resumed."""
-        if self.run is None or not self.run.resumed or self._asked:
+        if self._asked or (self.run is not None and not self.run.resumed):
             return None
+        if self.run is None:
+            # Another rank finds the run in the background, but must count its steps as rank 0 does from the first one on, or
+            # they would measure different ones. Before that one rank 0 has recorded nothing new.
+            recorded = runs.last_step(self._path) if self._resume else 0
+            self._asked = recorded > 0
+            return recorded or None
         self._asked = True
         return runs.last_step(self.run)
 

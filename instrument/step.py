@@ -288,7 +288,8 @@ class InstrumentedStep(Controls, StepGraph):
             data_wait: Of these, seconds of waiting for data; likewise.
         """
         if self.has_spread:
-            self.host_times.set_data(Tensor(np.array([step_time, data_wait], np.float32)))
+            told = [float(each) if 0 <= float(each) < 1e9 else math.nan for each in (step_time, data_wait)]
+            self.host_times.set_data(Tensor(np.array(told, np.float32)))
 
     def _let_go(self) -> None:
         if _steps.get(id(self.network)) is self:

@@ -19,6 +19,7 @@ import instrument
 from instrument import InstrumentedStep, TrainingMonitor, _compat
 from instrument.alarms import Alarm, AlarmRaised, Finding, LossSpike, NonFinite, UpdateRatio
 from instrument.bins import CARRIED
+from instrument.place import Place
 from instrument.samples import TextSampler
 from networks import MLP
 from test_monitor import FakeStep, Loop, Memory, dataset, vectors
@@ -183,6 +184,21 @@ def test_a_resumed_run_goes_on_with_the_steps_of_the_checkpoint(tmp_path):
     assert len(run.config["resumes"]) == 2 and run.config["hyper_parameters"] == {"width": 16}
     lines = [orjson.loads(line) for line in (tmp_path / "run" / "metrics-00000.jsonl").read_bytes().splitlines()]
     assert [line["step"] for line in lines if "resumed" in line] == [4, 4]
+
+
+def test_another_rank_goes_on_after_the_same_step_before_it_has_found_the_run(tmp_path):
+    def place(rank, resume=True):
+        return Place(tmp_path / "run", resume=resume, config={}, rank=rank, ranks=2)
+
+    assert place(1).resumed_after() is None  # there is no run yet
+    first = place(0)
+    assert first.resumed_after() is None
+    first.run.close()
+    (tmp_path / "run" / "metrics-00000.jsonl").write_text('{"step": 7, "time": 1.0, "loss": 0.5}\n')
+    other = place(1)
+    assert other.run is None and other.resumed_after() == 7 and other.resumed_after() is None
+    assert place(1, resume=False).resumed_after() is None
+    assert place(0).resumed_after() == 7
 
 
 def test_a_resumed_plain_cell_goes_on_likewise(tmp_path):

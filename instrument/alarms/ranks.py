@@ -57,7 +57,7 @@ class SlowRank(Alarm):
         if self._is_first:
             self._is_first = False
             return None
-        self._steps.append(_Step(most - least, time, int(rank)))
+        self._steps.append(_Step(min(most - least, time), time, int(rank)))
         if len(self._steps) < self.window:
             return None
         lost: dict[int, float] = defaultdict(float)
@@ -69,5 +69,5 @@ class SlowRank(Alarm):
             return None
         times = sum(step.rank == slowest for step in self._steps)
         return Finding(f"rank {slowest} waited for its data the longest in {times} of the last {len(self._steps)} records, "
-                       f"and all ranks waited for it, for {share:.0%} of the time: look at its disk, its network and its data "
-                       "workers", "rank/max/data_wait", most, where=f"rank {slowest}")
+                       f"and the first rank was ready before it by {share:.0%} of the time: look at its disk, its network, "
+                       "its data workers, and callbacks that run on it alone", "rank/max/data_wait", most, where=f"rank {slowest}")
