@@ -70,4 +70,5 @@ class SlowRank(Alarm):
         times = sum(step.rank == slowest for step in self._steps)
         return Finding(f"rank {slowest} waited for its data the longest in {times} of the last {len(self._steps)} records, "
                        f"and the first rank was ready before it by {share:.0%} of the time: look at its disk, its network, "
-                       "its data workers, and callbacks that run on it alone", "rank/max/data_wait", most, where=f"rank {slowest}")
+                       "its data workers, and callbacks that run on it alone", "rank/max/data_wait", most,
+                       where=f"rank {slowest}")
