@@ -237,7 +237,7 @@ class Together(nn.Cell):
 
 
 def test_every_operator_that_joins_ranks_is_documented_for_every_platform(tmp_path):
-    inputs = [Tensor(np.ones(length, np.float32)) for length in (2, 4, 6, 2)]
+    inputs = [Tensor(np.ones(length, np.float32)) for length in (2, 4, 6, 4)]
     operators = operators_of(Together(), tmp_path, *inputs)
     operators.subtract({"Identity": operators["Identity"]})
     assert operators["Select"] > 3 and operators["ReduceMin"] == 2
