@@ -2,11 +2,11 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict, deque
+from collections import defaultdict
 from typing import NamedTuple
 
-from instrument.alarms.arguments import number, whole
-from instrument.alarms.base import NOT_JUDGED, Alarm, Finding, Policy, Verdict
+from instrument.alarms.base import NOT_JUDGED, Finding, Policy, Verdict
+from instrument.alarms.shares import TimeShare
 from instrument.record import Record
 
 
@@ -16,7 +16,7 @@ class _Step(NamedTuple):
     rank: int  # which rank was last
 
 
-class SlowRank(Alarm):
+class SlowRank(TimeShare):
     """A rank whose data comes late: all ranks then wait for it, in the reduction of the gradients.
 
     What that costs is Σ (max - min) / Σ time over the last `window` records, with the largest and the smallest `data_wait`
@@ -39,14 +39,7 @@ class SlowRank(Alarm):
 
     def __init__(self, *, fraction: float = 0.1, window: int = 50, policy: Policy = "log", name: str | None = None,
                  quiet: int | None = None):
-        super().__init__(policy=policy, name=name, quiet=quiet)
-        self.fraction = number("fraction", fraction, most=1.0)
-        self.window = whole("window", window)
-        self.reset()
-
-    def reset(self) -> None:
-        self._is_first = True
-        self._steps: deque[_Step] = deque(maxlen=self.window)
+        super().__init__(fraction, window, policy=policy, name=name, quiet=quiet)
 
     def check(self, record: Record) -> Verdict:
         values = record.values
@@ -54,21 +47,17 @@ class SlowRank(Alarm):
         time = values.get("rank/max/step_time", math.nan)
         if not (math.isfinite(most - least) and math.isfinite(rank) and 0 < time < math.inf):
             return NOT_JUDGED
-        if self._is_first:
-            self._is_first = False
-            return None
-        self._steps.append(_Step(min(most - least, time), time, int(rank)))
-        if len(self._steps) < self.window:
+        if not self.keep(_Step(min(most - least, time), time, int(rank))):
             return None
         lost: dict[int, float] = defaultdict(float)
-        for step in self._steps:
+        for step in self._kept:
             lost[step.rank] += step.lost
         slowest, seconds = max(lost.items(), key=lambda item: item[1])
-        share = seconds / sum(step.time for step in self._steps)
+        share = seconds / sum(step.time for step in self._kept)
         if share < self.fraction or 2 * seconds <= sum(lost.values()):
             return None
-        times = sum(step.rank == slowest for step in self._steps)
-        return Finding(f"rank {slowest} waited for its data the longest in {times} of the last {len(self._steps)} records, "
+        times = sum(step.rank == slowest for step in self._kept)
+        return Finding(f"rank {slowest} waited for its data the longest in {times} of the last {len(self._kept)} records, "
                        f"and the first rank was ready before it by {share:.0%} of the time: look at its disk, its network, "
                        "its data workers, and callbacks that run on it alone", "rank/max/data_wait", most,
                        where=f"rank {slowest}")

@@ -2,11 +2,11 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 
 from instrument.alarms.arguments import number, warm_up_within, whole
 from instrument.alarms.base import NOT_JUDGED, Alarm, Finding, Policy, Verdict
 from instrument.alarms.baseline import Baseline
+from instrument.alarms.shares import TimeShare
 from instrument.record import Record
 
 
@@ -71,7 +71,7 @@ class ThroughputDrop(Alarm):
                        f"{self._slow} records in a row", self.metric, value)
 
 
-class DataStarved(Alarm):
+class DataStarved(TimeShare):
     """Training that waits for data for a large part of its time.
 
     The part is Σ wait / Σ time over the last `window` records, with time = `step_time` (1 where it is not recorded) and wait
@@ -88,28 +88,16 @@ class DataStarved(Alarm):
 
     def __init__(self, *, fraction: float = 0.5, window: int = 50, policy: Policy = "log", name: str | None = None,
                  quiet: int | None = None):
-        super().__init__(policy=policy, name=name, quiet=quiet)
-        self.fraction = number("fraction", fraction, most=1.0)
-        self.window = whole("window", window)
-        self.reset()
-
-    def reset(self) -> None:
-        self._is_first = True
-        self._times: deque[float] = deque(maxlen=self.window)
-        self._waits: deque[float] = deque(maxlen=self.window)
+        super().__init__(fraction, window, policy=policy, name=name, quiet=quiet)
 
     def check(self, record: Record) -> Verdict:
         waited, time = record.values.get("data_wait_fraction"), record.values.get("step_time", 1.0)
         if waited is None or not math.isfinite(waited) or not 0 < time < math.inf:
             return NOT_JUDGED
-        if self._is_first:
-            self._is_first = False
+        if not self.keep((waited * time, time)):
             return None
-        self._times.append(time)
-        self._waits.append(waited * time)
-        if len(self._times) < self.window:
-            return None
-        share = sum(self._waits) / sum(self._times)
+        waits, times = zip(*self._kept)
+        share = sum(waits) / sum(times)
         if share < self.fraction:
             return None
         return Finding(f"training waited for data for {share:.0%} of the time of the last {self.window} records: the input "
