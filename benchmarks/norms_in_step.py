@@ -18,16 +18,11 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import mindspore as ms
 from mindspore import nn, ops
 
+from benchmarks.norms import first_element
 from benchmarks.step_overhead import maker
 from benchmarks.timing import machine
 from instrument import NormStats, norms
-from instrument.bench import seconds_of
-
-_reshape, _slice = ops.Reshape(), ops.Slice()
-
-
-def first_element(tensor):
-    return _slice(_reshape(tensor, (-1,)), (0,), (1,))
+from instrument.bench import seconds_of, seconds_warm
 
 
 class UpdateLast(nn.TrainOneStepCell):
@@ -102,8 +97,7 @@ def main() -> None:
     taken: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(rounds):
         for name, step in steps.items():
-            seconds_of(step, batch)
-            taken[name].append(seconds_of(step, batch))
+            taken[name].append(seconds_warm(step, batch))
     print(f"a plain step: {1000 * statistics.median(taken['plain']):.4g} ms")
     result = {}
     for name in STEPS:

@@ -27,7 +27,7 @@ from instrument.environment import versions
 from instrument.gpt import GPT, SIZES, gpt_batch
 from instrument.step import InstrumentedStep
 
-__all__ = ["OPTIONS", "Cost", "costs", "machine", "seconds_of", "show"]
+__all__ = ["OPTIONS", "Cost", "costs", "machine", "seconds_of", "seconds_warm", "show"]
 
 # None: the plain step once more, which says how much of a difference is noise.
 OPTIONS: dict[str, dict[str, Any] | None] = {
@@ -72,7 +72,7 @@ def seconds_of(step: Callable[..., Any], batch: Sequence[Any], calls: int = 1) -
     return time.perf_counter() - start
 
 
-def _seconds_warm(step: Callable[..., Any], batch: Sequence[Any], calls: int) -> float:
+def seconds_warm(step: Callable[..., Any], batch: Sequence[Any], calls: int = 1) -> float:
     """As `seconds_of`, after a call that does not count, unless several are timed."""
     if calls == 1:
         seconds_of(step, batch)
@@ -119,7 +119,7 @@ def costs(make: Callable[[], tuple[nn.Cell, nn.Cell]], batch: Sequence[Any], *,
             tell(f"measuring {name}, pair {len(ratios[name]) + 1}")
             is_plain_first = len(ratios[name]) % 2 == 0
             order = (plain, step) if is_plain_first else (step, plain)
-            first, second = (_seconds_warm(each, batch, calls[name]) for each in order)
+            first, second = (seconds_warm(each, batch, calls[name]) for each in order)
             ratios[name].append(second / first if is_plain_first else first / second)
             times.append((first if is_plain_first else second) / calls[name])
     rows = [Cost(name=name, metrics=len(step.schema) if isinstance(step, InstrumentedStep) else 0,

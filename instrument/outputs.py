@@ -108,7 +108,7 @@ class StepOutputs:
 
     def tell_times(self, values: Mapping[str, float]) -> None:
         """Have the step compare over ranks how long this one took, where it does such a thing."""
-        if getattr(self.cell, "has_spread", False):
+        if hasattr(self.cell, "tell_times"):
             self.cell.tell_times(values.get("step_time", math.nan), values.get("data_wait", math.nan))
 
     def steps_made(self, call: int) -> int:

@@ -72,16 +72,14 @@ class Place:
 
     def resumed_after(self) -> int | None:
         """The last step that an earlier process recorded, for the first call; None where this run is not resumed."""
-        if self._asked or (self.run is not None and not self.run.resumed):
+        if self._asked:
             return None
+        self._asked = True
         if self.run is None:
             # Another rank finds the run in the background, but must count its steps as rank 0 does from the first one on, or
             # they would measure different ones. Before that one rank 0 has recorded nothing new.
-            recorded = runs.last_step(self._path) if self._resume else 0
-            self._asked = recorded > 0
-            return recorded or None
-        self._asked = True
-        return runs.last_step(self.run)
+            return (runs.last_step(self._path) or None) if self._resume else None
+        return runs.last_step(self.run) if self.run.resumed else None
 
     def open(self, total_steps: int | None = None) -> None:
         """Hold the directory, again after `close`, and note how many steps the run will have."""
