@@ -32,7 +32,7 @@ class UpdateLast(nn.TrainOneStepCell):
         super().__init__(network, optimizer)
         object.__setattr__(self, "norm_stats", NormStats(self.weights))
         sums = self.norm_stats.square_sums
-        self.lengths, self.seen_lengths = sums.lengths, sums.seen_lengths
+        self.lengths = sums.lengths
         self.map, self.concat = ops.HyperMap(), ops.Concat()
 
     def construct(self, *inputs):
@@ -61,11 +61,11 @@ class Rows(UpdateLast):
 
 
 class Witnesses(UpdateLast):
-    """What tells an underflow from zero: `ReduceSum` of gradients and weights."""
+    """What tells an underflow from zero: `Abs`, `ReduceSum` of gradients and weights."""
 
     def measured(self, grads):
-        return self.concat((self.concat(self.map(norms._seen_rows, grads, self.seen_lengths[0])),
-                            self.concat(self.map(norms._seen_rows, self.weights, self.seen_lengths[1]))))
+        return self.concat((self.concat(self.map(norms._seen_rows, grads, self.lengths[0])),
+                            self.concat(self.map(norms._seen_rows, self.weights, self.lengths[1]))))
 
 
 class Sums(UpdateLast):

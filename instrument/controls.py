@@ -90,6 +90,10 @@ class Controls(_Base):
             self._build()
             getattr(self, "compile_cache", set()).clear()  # the next call compiles anew, without taps
 
+    def _without_gradient(self) -> list[str]:
+        """Parameters that the optimizer has, and PyNative mode computes no gradient for: it is given zeros."""
+        return [] if _compat.is_graph_mode() else [each.name for each in self.weights if not each.requires_grad]
+
     def compile(self, *args: Any, **kwargs: Any) -> Any:
         """Compile the graph for these inputs, as `nn.Cell.compile` does."""
         return self._closing_the_gate(super().compile, *args, **kwargs)

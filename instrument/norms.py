@@ -24,7 +24,10 @@ def _rows(tensor, length):
 
 
 def _seen_rows(tensor, length):
-    return stats.row_sums(stats.as_float32(tensor), length)
+    tensor = stats.as_float32(tensor)
+    if length == 1:
+        return stats.row_sums(tensor, length)
+    return stats.row_magnitude_sums(tensor, length)  # not the sums of the rows themselves, which can cancel
 
 
 def _zeros(tensor):
@@ -65,16 +68,12 @@ class SquareSums(nn.Cell):
         super().__init__(auto_prefix=False)
         sizes = [stats.size_of(shape) for shape in shapes]
         lengths = [1 if size <= SMALL else stats.row_length(size) for size in sizes]
-        seen_lengths = [_seen_length(shape) for shape in shapes]
         numbers = [stats.number_of_row_sums(*pair) for pair in zip(sizes, lengths)]
         self.lengths = tuple(lengths[:gradients]), tuple(lengths[gradients:])
-        self.seen_lengths = tuple(seen_lengths[:gradients]), tuple(seen_lengths[gradients:])
         is_raw = np.repeat([length == 1 for length in lengths], numbers)
         self.is_raw, self.is_raw_gradient = Tensor(is_raw), Tensor(is_raw[:sum(numbers[:gradients])])
         self.gradient_sums = SegmentSums(numbers[:gradients])
         self.sums = SegmentSums(numbers)
-        seen_numbers = [stats.number_of_row_sums(*pair) for pair in zip(sizes, seen_lengths)]
-        self.seen_sums, self.gradient_seen_sums = SegmentSums(seen_numbers), SegmentSums(seen_numbers[:gradients])
         self.abs = ops.Abs()
         self.mul = ops.Mul()
         self.select = ops.Select()
@@ -94,14 +93,14 @@ class SquareSums(nn.Cell):
         # Small tensors come as they are, large ones as sums of squares of rows: the small ones' squares are still to be made.
         rows = self.concat((self.concat(self.map(_rows, grads, self.lengths[0])),
                             self.concat(self.map(_rows, weights, self.lengths[1]))))
-        seen = self.concat((self.concat(self.map(_seen_rows, grads, self.seen_lengths[0])),
-                            self.concat(self.map(_seen_rows, weights, self.seen_lengths[1]))))
-        return self.sums(self.select(self.is_raw, self.mul(rows, rows), rows)), self.seen_sums(self.abs(seen))
+        seen = self.concat((self.concat(self.map(_seen_rows, grads, self.lengths[0])),
+                            self.concat(self.map(_seen_rows, weights, self.lengths[1]))))
+        return self.sums(self.select(self.is_raw, self.mul(rows, rows), rows)), self.sums(self.abs(seen))
 
     def of_one(self, grads):
         """As `construct`, of the gradients alone, or of whatever has their shapes."""
-        seen = self.concat(self.map(_seen_rows, grads, self.seen_lengths[0]))
-        return self.of_gradients(grads), self.gradient_seen_sums(self.abs(seen))
+        seen = self.concat(self.map(_seen_rows, grads, self.lengths[0]))
+        return self.of_gradients(grads), self.gradient_sums(self.abs(seen))
 
     def of_gradients(self, grads):
         """The sums of squares of the gradients alone."""
@@ -123,15 +122,6 @@ class SegmentSums(nn.Cell):
 
     def construct(self, vector):
         return self.segment_sum(self.segment_sum(vector, self.first, self.chunks), self.second, self.parts)
-
-
-def _seen_length(shape: tuple[int, ...]) -> int:
-    """Length of the rows whose sums tell whether anything is not zero."""
-    size = stats.size_of(shape)
-    if size <= SMALL:
-        return 1  # rows of one element cannot cancel; of large tensors they would be too many
-    # A parameter that is read in its own rows is not reshaped, which would copy it.
-    return shape[1] if len(shape) == 2 and 64 <= shape[1] <= 4096 else stats.row_length(size)
 
 
 class NormStats(nn.Cell):

@@ -159,6 +159,11 @@ def row_square_sums(x: Tensor, length: int) -> Tensor:
     return row_sums(_mul(x, x), length)  # multiplied before the reshape, which is free of a result and copies a parameter
 
 
+def row_magnitude_sums(x: Tensor, length: int) -> Tensor:
+    """Sums of magnitudes of the rows of `length` elements that `x` is read in, zero only where all are; as `row_sums`."""
+    return row_sums(_abs(x), length)
+
+
 def _few_row_sums(x: Tensor) -> Tensor:
     sums = row_sums(x, _row_length(_static_size(_shape(x))))
     if _shape(sums)[0] > MANY_SUMS:

@@ -43,7 +43,7 @@ class Recipe(NamedTuple):
     """How one statistic comes of the carried columns: numerator / denominator, then what `kind` says of it.
 
     `root` is its square root; `maximum` is NaN where `witness` is, because a maximum may pass over NaN; `flag` is
-    whether it is not finite. `witness` is another column that `kind` looks at; the first of several that is carried.
+    whether it is not finite. `witness` is another column that `kind` looks at.
     """
 
     unit: str
@@ -51,15 +51,15 @@ class Recipe(NamedTuple):
     numerator: str
     denominator: str = "one"
     kind: str = "ratio"
-    witness: tuple[str, ...] = ("one",)
+    witness: str = "one"
     is_linear: bool = False  # in the tensor: a scaled tensor has a scaled statistic
 
 
 _RECIPES = {
     "count": Recipe("calls", "sum", "calls"),
     "mean": Recipe("1", "mean", "sum", "elements", is_linear=True),
-    "rms": Recipe("1", "rms", "square_sum", "elements", "root", ("absmax", "sum"), is_linear=True),
-    "absmax": Recipe("1", "mean_of_max", "absmax", "calls", "maximum", ("square_sum",), is_linear=True),
+    "rms": Recipe("1", "rms", "square_sum", "elements", "root", "absmax", is_linear=True),
+    "absmax": Recipe("1", "mean_of_max", "absmax", "calls", "maximum", "square_sum", is_linear=True),
     "nonfinite": Recipe("flag", "max", "sum", kind="flag"),
     "zero_fraction": Recipe("fraction", "mean", "zeros", "elements"),
     "nonfinite_elements": Recipe("elements", "sum", "nonfinite"),
@@ -178,7 +178,7 @@ class Tap(nn.Cell):
         """The statistics in their order, and the columns that they need."""
         chosen = tuple(stat for stat in ALL_STATS if stat == "count" or stat in statistics)
         recipes = [_RECIPES[stat] for stat in chosen]
-        needed = {column for recipe in recipes for column in (recipe.numerator, recipe.denominator, recipe.witness[-1])}
+        needed = {column for recipe in recipes for column in (recipe.numerator, recipe.denominator, recipe.witness)}
         return chosen, tuple(column for column in stats.COLUMNS if column in needed)
 
     def make_carrier(self, is_gated: bool) -> nn.Cell:
@@ -218,9 +218,10 @@ def first_float(name: str, identity: int, dtypes: tuple[Any, ...]) -> int:
     for position, dtype in enumerate(dtypes):
         if dtype in _compat.FLOAT_TYPES:
             return position
-    raise TypeError(f"cell {name!r} cannot be measured: its output has no float tensor, only {list(dtypes)}. "
-                    "Leave it out by the argument `activations`; the network is unchanged, and `remove_taps()` gives it "
-                    "its own classes back.")
+    found = ", ".join("no tensor" if dtype is None else str(dtype) for dtype in dtypes)
+    raise TypeError(f"cell {name!r} cannot be measured: its output has no float tensor, only [{found}], and what is inside a "
+                    "tuple or dict in it is not looked into. Choose a cell inside it, or leave it out, by the argument "
+                    "`activations`; the network is unchanged, and `remove_taps()` gives it its own classes back.")
 
 
 def construct(self, *args, **kwargs):  # the name matters: the executor parses the method of that name
@@ -370,8 +371,8 @@ def _rows(tap: Tap, start: int, one: int) -> list[tuple[int, int, int, Recipe, b
     for positions, is_gradient in ((here, False), (there, True)) if tap.gradient_columns else ((here, False),):
         for stat in tap.statistics[1:] if is_gradient else tap.statistics:  # the call count is there once
             recipe = tap.recipes[stat]
-            witness = next(column for column in recipe.witness if column in positions)
-            rows.append((positions[recipe.numerator], positions[recipe.denominator], positions[witness], recipe, is_gradient))
+            rows.append((positions[recipe.numerator], positions[recipe.denominator], positions[recipe.witness], recipe,
+                         is_gradient))
     return rows
 
 

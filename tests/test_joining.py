@@ -79,10 +79,9 @@ def test_the_spread_without_anything_else():
         assert means.tolist() == [2.0] and table.tolist() == [[1, 5, 0, 0], [3, 4, 0, 1]]
 
 
-number = st.floats(-100, 100, width=32) | st.sampled_from([NAN, INF, -INF])
-
-
-seconds = st.floats(0, 100, width=32) | st.just(NAN)
+# No subnormal ones: a processor may be set to make zeros of them, by a library and at any time.
+number = st.floats(-100, 100, width=32, allow_subnormal=False) | st.sampled_from([NAN, INF, -INF])
+seconds = st.floats(0, 100, width=32, allow_subnormal=False) | st.just(NAN)
 
 
 @settings(max_examples=30)

@@ -94,10 +94,20 @@ def test_beyond_the_range_of_a_square_no_number_is_shown(mode, counting, magnitu
     assert (values["grad/nonfinite"] > 0) == (magnitude > 1)
 
 
-def test_small_tensors_that_cancel_are_still_seen(mode, counting):
+@pytest.mark.parametrize("magnitude", [1e-25, 3e-20])
+@pytest.mark.parametrize("which", [2, 8, 9, 10])  # small, whole rows, narrow rows, a shorter row left over
+def test_tensors_whose_sums_cancel_are_still_seen(mode, counting, which, magnitude):
     grads = random_values(1)
-    grads[2] = np.array([1e-25, -1e-25] * 4 + [0], np.float32)
-    assert np.isnan(counting(mode, grads)["grad/norm/p2"])
+    signs = np.where(np.arange(grads[which].size) % 2, -magnitude, magnitude)
+    signs[-1] = 0 if signs.size % 2 else signs[-1]
+    grads[which] = signs.reshape(grads[which].shape).astype(np.float32)
+    assert np.isnan(counting(mode, grads)[f"grad/norm/p{which}"])
+
+
+def test_the_norm_of_gradients_alone_sees_what_cancels(mode):
+    cell = NormStats(parameters([np.ones((100, 100))]))
+    grad = Tensor(np.tile(np.array([1e-25, -1e-25], np.float32), (100, 50)))
+    assert np.isnan(cell.gradient_norm((grad,)).asnumpy()).all()
 
 
 def test_a_loop_with_value_and_grad(mode):

@@ -432,6 +432,14 @@ def test_magnitudes_outside_the_range_show_as_non_finite(mode, passing, magnitud
     assert values["activation/nonfinite/inner"] == 0
 
 
+def test_a_root_mean_square_by_itself_tells_what_cancels_from_zeros(mode):
+    network = Passed()
+    step = InstrumentedStep(network, nn.SGD(network.trainable_params(), 0.0), activations=[Add], activation_stats=["rms"])
+    for magnitude, expected in ((1e-25, np.nan), (0, 0)):
+        x = np.tile(np.array([magnitude, -magnitude], np.float32), (4, 128))
+        assert step.schema.unpack(step(Tensor(x))[1])["activation/rms/inner"] == pytest.approx(expected, nan_ok=True)
+
+
 def test_zeros_are_counted(mode, passing):
     x = np.random.default_rng(2).normal(size=(4, 256)).astype(np.float32)
     x[:, ::3] = 0
