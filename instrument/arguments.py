@@ -46,8 +46,8 @@ def check_arguments(network: Any, optimizer: Any, *, loss_scale: Any, max_grad_n
     if frozen:
         more = f" and {len(frozen) - 5} more" if len(frozen) > 5 else ""
         tell(f"`optimizer` has parameters that do not require a gradient: {', '.join(frozen[:5])}{more}. In graph mode they "
-             "are trained all the same; in PyNative mode the optimizer is given zeros, with which momentum and weight decay still "
-             "move them. Freeze first, and make the optimizer with network.trainable_params() afterwards.", stacklevel=4)
+             "are trained all the same; in PyNative mode the optimizer is given zeros, with which momentum and weight decay "
+             "still move them. Freeze first, and make the optimizer with network.trainable_params() afterwards.", stacklevel=4)
     for inner in (optimizer, getattr(optimizer, "opt", None)):
         own_scale = getattr(inner, "loss_scale", 1.0)
         if is_number(own_scale) and own_scale != 1:

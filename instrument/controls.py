@@ -81,7 +81,8 @@ class Controls(_Base):
     def remove_taps(self) -> None:
         """Give the network its own classes back. The step goes on without activation statistics.
 
-        The vector changes with it: read a window before, and call this between updates, not between calls that make one.
+        The vector changes with it: read a window before, and call this between updates, not between calls that make one. On
+        several ranks, call it on each before the same step: what they reduce together must be alike, or they wait for ever.
         """
         self._let_go()
         if self.taps is not None:

@@ -377,12 +377,14 @@ class TrainingMonitor(_OldHooks):
             values.update(self._rates)
         self._calls.append(Call(outputs, self._outputs.number_of(outputs, call), self._mark or self._pace.mark(call),
                                 time.time(), values))
-        self._read(run_context, keep=0 if self.text_samples or not self._outputs.may_wait else 1)
+        # Several ranks have to see a step at the same time, since an alarm may stop them, whatever else one of them does.
+        at_once = self.ranks == 1 and bool(self.text_samples)
+        self._read(run_context, keep=0 if at_once or not self._outputs.may_wait else 1)
         if self._recorder.wants_measurement:
             self._recorder.wants_measurement = False
             self._measure_next()
         for sampler in self.text_samples:
-            if sampler.is_due(self._last_step):
+            if self._last_step > 0 and sampler.is_due(self._last_step):
                 self._sample(sampler)
         self._outlet.report()
 
@@ -472,7 +474,10 @@ class TrainingMonitor(_OldHooks):
 
     def _sample(self, sampler: TextSampler) -> None:
         with self._reported("TextSampler"), self._pace.left_out():
-            self._outlet.put(Reading(max(self._last_step, 1), time.time(), texts=sampler.sample()))
+            step = self._last_step
+            if self._calls and self._outputs is not None:  # the weights are further on than what has been read
+                step = self._outputs.steps_made(self._last_call)
+            self._outlet.put(Reading(max(step, 1), time.time(), texts=sampler.sample()))
 
     def _reported(self, source: str) -> Reported:
         return self._outlet.reported(source)

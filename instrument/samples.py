@@ -20,7 +20,8 @@ class TextSampler:
     Args:
         generate: `generate(prompt) -> text`, such as a loop that feeds a language model its own output.
         prompts: What to begin with; each has a text of its own, which is recorded as `sample/<position>`.
-        every: Steps from one sample to the next. The first is made after step `every`, and one more at the end of training.
+        every: Steps from one sample to the next. The first is made after step `every` (of several ranks, after the step
+            behind it, whose number it has), and one more at the end of training.
 
     Raises:
         ValueError: There is no prompt, or `every` is not a positive integer.

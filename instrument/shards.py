@@ -3,8 +3,9 @@
 Owns how whole sums are made of those of shards. On each rank there is one float32 vector: of each gradient and weight the
 sum of squares and of magnitudes, and of each weight how many elements it has here; one AllReduce(SUM) of it goes over all
 ranks. A parameter that k ranks hold one and the same shard of is then counted k times, in its elements as well: n elements
-counted of a parameter of N are k = n / N copies, which the sums are divided by. So nothing need be known of the layout, which
-the compiler decides after the graph has been written, and nothing is left to do on the host.
+counted of a parameter of N are k = n / N copies, which the sums are divided by; where that is no whole number, the norm is
+NaN. So nothing need be known of the layout, which the compiler decides after the graph has been written, and nothing is left
+to do on the host. The sum of all copies has to be a float32, so that a norm is infinite from 1.8e19 / sqrt(k) on.
 
 Everything here goes by what a tensor has when the graph runs. Shapes that the graph is compiled with are those of whole
 tensors, hence plain reductions and no reshape.
@@ -27,12 +28,18 @@ _concat = ops.Concat()
 _expand = ops.ExpandDims()  # of a scalar that is made of a parameter, where MindSpore's compiler does not take a Reshape
 _floor = ops.Floor()
 _is_finite = ops.IsFinite()
-_maximum = ops.Maximum()
+_is_inf = ops.IsInf()
+_is_nan = ops.IsNan()
+_less = ops.Less()
+_logical_and = ops.LogicalAnd()
 _mul = ops.Mul()
+_select = ops.Select()
+_shape = ops.Shape()
 _sum = ops.ReduceSum()
 
 _HALF = Tensor(0.5, ms.float32)
-_ONE = Tensor(1.0, ms.float32)
+_NEARLY_ONE = Tensor(0.999, ms.float32)
+_ROUNDING = Tensor(1e-3, ms.float32)  # of a float32 sum of ones, on some ranks, of many copies
 
 
 def _squares(tensor):
@@ -45,8 +52,10 @@ def _magnitudes(tensor):
 
 
 def _elements(tensor):
-    # Those that are finite: of a constant the compiler would make the number in the shape. What has others has no norm.
-    return _expand(_sum(_cast(_is_finite(stats.as_float32(tensor)), ms.float32)), 0)
+    # Each element is one of three: of a constant, the compiler would make the number in the shape that it knows.
+    tensor = stats.as_float32(tensor)
+    ones = _cast(_is_finite(tensor), ms.float32) + _cast(_is_nan(tensor), ms.float32) + _cast(_is_inf(tensor), ms.float32)
+    return _expand(_sum(ones), 0)
 
 
 class ShardSums(nn.Cell):
@@ -90,8 +99,11 @@ class ShardSums(nn.Cell):
         """The result of `construct`, of the sum over ranks."""
         squares, seen = total[:self.number], total[self.number:2 * self.number]
         if self.joined:
-            # A whole number but for rounding, and for elements that are not finite.
-            copies = _maximum(_floor(total[2 * self.number:] / self.sizes + _HALF), _ONE)
+            quotients = total[2 * self.number:] / self.sizes
+            copies = _floor(quotients + _HALF)
+            # Not a whole number where parts of a tensor are on more ranks than others: what was added up is unknown then.
+            is_whole = _logical_and(_less(_abs(quotients - copies), copies * _ROUNDING), _less(_NEARLY_ONE, copies))
+            copies = _select(is_whole, copies, stats._nans(_shape(copies)))
             squares = squares / _concat((copies[:self.gradients], copies))
         return squares, seen
 

@@ -477,6 +477,7 @@ def test_a_rank_that_all_wait_for_is_named():
     [waits(t % 2, 0.5) for t in range(200)],  # they take turns
     [waits(1, 0.9, least=0.85)] * 200,  # all of them wait: DataStarved says so
     [waits(3, 50.0)] + [waits(0, 0.01)] * 200,  # the pipelines start
+    [waits(0, 0.01)] * 60 + [waits(3, 50.0, time=50.0)] + [waits(1, 0.02)] * 60,  # one long pause
     [{"data_wait": 0.5, "step_time": 1.0}] * 200])
 def test_ranks_that_are_alike_are_no_alarm(rows):
     assert run(SlowRank(), rows) == []

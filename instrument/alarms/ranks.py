@@ -21,8 +21,10 @@ class SlowRank(TimeShare):
 
     What that costs is Σ (max - min) / Σ time over the last `window` records, with the largest and the smallest `data_wait`
     of a rank, and the largest `step_time`; in the numerator, the records in which this rank waited the longest. It must be
-    more than half of what all ranks cost, or else they take turns. A rank that computes slowly makes the steps of all of them
-    long alike, which no rank's clock can tell.
+    more than half of what all ranks cost, or else they take turns, and come of a quarter of the records at least, since one
+    long pause is no slow rank. It is what the first rank loses: with two that are slow alike, the others gain nothing by
+    mending one. `data_wait` has callbacks in it that come after the monitor. A rank that computes slowly makes the steps of
+    all of them long alike, which no rank's clock can tell.
 
     Args:
         fraction: From which share of the time on. By default a tenth.
@@ -54,9 +56,9 @@ class SlowRank(TimeShare):
             lost[step.rank] += step.lost
         slowest, seconds = max(lost.items(), key=lambda item: item[1])
         share = seconds / sum(step.time for step in self._kept)
-        if share < self.fraction or 2 * seconds <= sum(lost.values()):
-            return None
         times = sum(step.rank == slowest for step in self._kept)
+        if share < self.fraction or 2 * seconds <= sum(lost.values()) or 4 * times < len(self._kept):
+            return None
         return Finding(f"rank {slowest} waited for its data the longest in {times} of the last {len(self._kept)} records, "
                        f"and the first rank was ready before it by {share:.0%} of the time: look at its disk, its network, "
                        "its data workers, and callbacks that run on it alone", "rank/max/data_wait", most,

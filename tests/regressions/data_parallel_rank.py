@@ -1,8 +1,7 @@
-"""One rank of test_data_parallel: trains on its part of each batch, and prints what the steps say, as JSON.
+"""One rank of test_data_parallel: trains on its part of each batch, and tells what the steps say.
 
     python data_parallel_rank.py graph|pynative [local|joined|summed] ...
 """
-import json
 import sys
 import time
 
@@ -15,6 +14,7 @@ from mindspore.train.callback import RunContext
 from instrument import AttentionProbe, Histogram, InstrumentedStep, TrainingMonitor
 from instrument.taps import ALL_STATS
 from networks import MLP, mlp_batches
+from ranks import tell
 
 STEPS = 4
 
@@ -38,11 +38,11 @@ def mine(array):
     return Tensor(array[length * get_rank():length * (get_rank() + 1)])
 
 
-def tell(name, step, outputs):
+def show(name, step, outputs):
     loss, stats = outputs
     histograms = {key: counts.tolist() for key, counts in step.schema.histograms(stats).items()}
     scopes = {metric.name: (metric.scope, metric.merge) for metric in step.schema}
-    print("RANK", get_rank(), name, json.dumps([float(loss), step.schema.unpack(stats), histograms, scopes]), flush=True)
+    tell(name, [float(loss), step.schema.unpack(stats), histograms, scopes])
 
 
 def local_run():
@@ -59,11 +59,11 @@ def local_run():
             time.sleep(0.2 * get_rank())
             monitor.on_train_step_begin(context)
             outputs = step(mine(x), mine(y))
-            tell("local", step, outputs)
+            show("local", step, outputs)
             params.update(cur_step_num=number, net_outputs=outputs)
             monitor.on_train_step_end(context)
         monitor.on_train_end(context)
-        print("ERRORS", dict(monitor.errors), flush=True)
+        tell("errors", dict(monitor.errors))
 
 
 def joined_run():
@@ -79,7 +79,7 @@ def joined_run():
             y = np.full_like(y, np.nan)
         if number == 2 and get_rank() != 1:  # of which no time is known
             step.tell_times(3.0 - get_rank(), float("nan"))
-        tell("joined", step, step(mine(x), mine(y)))
+        show("joined", step, step(mine(x), mine(y)))
 
 
 def summed_run():
@@ -90,7 +90,7 @@ def summed_run():
                             activation_gradients=True, ranks=True, updates=True)
     step.set_train()
     for x, y in mlp_batches(8):
-        tell("summed", step, step(mine(x), mine(y)))
+        show("summed", step, step(mine(x), mine(y)))
 
 
 if __name__ == "__main__":

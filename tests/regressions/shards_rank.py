@@ -1,11 +1,10 @@
-"""One rank of test_shards: holds shards, and prints what is measured of them, as JSON.
+"""One rank of test_shards: holds shards, and tells what is measured of them.
 
     python shards_rank.py graph|pynative
 
 No release compiles a sharded mode for a CPU. So the mode is only said to be one, each parameter is cut by hand once the cells
 that measure are made of the whole ones, which is what MindSpore's compiler does, and gradients come cut likewise.
 """
-import json
 import sys
 
 import mindspore as ms
@@ -15,9 +14,10 @@ from mindspore.communication import get_group_size, get_rank, init
 
 from instrument import InstrumentedStep, NormStats, _compat
 from networks import MLP, mlp_batches
+from ranks import tell
 
 SHAPES = (8, 6), (4, 3, 8), (16,), (12, 4)
-CASES = "spread", "gradient-inf", "weight-nan", "tiny", "zero"
+CASES = "spread", "gradient-inf", "weight-nan", "weights-bad", "tiny", "zero"
 
 
 def values(case):
@@ -30,16 +30,15 @@ def values(case):
         gradients[1].flat[-1] = np.inf
     if case == "weight-nan":
         weights[0].flat[0] = np.nan
+    if case == "weights-bad":  # on all ranks, most of the elements: they are counted all the same
+        weights[0].flat[1:] = np.nan
+        weights[3][:] = np.inf
     return weights, gradients
 
 
 def cut(array, parts):
     """This rank's part of an array that is cut along its first axis; each part is on as many ranks."""
     return np.split(array, parts)[get_rank() % parts]
-
-
-def tell(name, numbers):
-    print("RANK", get_rank(), name, json.dumps(numbers), flush=True)
 
 
 def norms():

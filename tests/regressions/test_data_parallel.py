@@ -1,11 +1,7 @@
 """Real processes on a CPU: what is measured is that of the joined batch, on every rank, and the one bad rank is named."""
 import functools
-import json
 import math
-import os
 import pathlib
-import subprocess
-import sys
 
 import mindspore as ms
 import numpy as np
@@ -15,6 +11,7 @@ import instrument
 import reference
 from instrument import _compat, bins
 from networks import MLP, mlp_batches
+from ranks import job as job_of
 
 HERE = pathlib.Path(__file__).parent
 NEAR = 5e-6  # float32 forward, backward and reduction
@@ -27,25 +24,15 @@ pytestmark = [pytest.mark.compiles, pytest.mark.skipif(
 
 
 class Job:
-    """What the processes of a job printed: `rows[name][rank]` is a list of one entry a call, and the directory they ran in."""
+    """What the processes of a job told: `rows[name][rank]` is a list of one entry a call, and the directory they ran in."""
 
     def __init__(self, mode, ranks, runs, directory):
-        port = 18700 + os.getpid() % 1000 + 10 * ranks
         self.ranks, self.directory = ranks, directory
-        environment = {**os.environ, "PATH": f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-                       "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE.parent)])}
-        command = ["msrun", f"--worker_num={ranks}", f"--local_worker_num={ranks}", f"--log_dir={directory}", "--join=True",
-                   f"--master_port={port}", str(HERE / "data_parallel_rank.py"), mode, *runs]
-        done = subprocess.run(command, env=environment, cwd=directory, capture_output=True, text=True, timeout=300)
-        logs = "\n".join(path.read_text(errors="replace") for path in sorted(directory.glob("worker_*.log")))
-        self.rows = {name: [[] for _ in range(ranks)] for name in runs}
-        for line in logs.splitlines():
-            if line.startswith("RANK "):
-                _, rank, name, values = line.split(" ", 3)
-                self.rows[name][int(rank)].append(json.loads(values))
+        self.rows, printed = job_of(HERE / "data_parallel_rank.py", ranks, directory, mode, *runs)
+        errors = self.rows.pop("errors", [])
         lengths = {name: [len(of_rank) for of_rank in rows] for name, rows in self.rows.items()}
-        assert lengths == {name: [CALLS[name]] * ranks for name in runs}, f"{lengths}\n{done.stdout[-2000:]}{logs[-3000:]}"
-        assert logs.count("ERRORS {}") == ranks * ("local" in runs), logs[-3000:]
+        assert lengths == {name: [CALLS[name]] * ranks for name in runs}, f"{lengths}\n{printed}"
+        assert errors == [[{}]] * ranks * ("local" in runs), printed
 
     def parts(self, array):
         """What each rank had of a joined array."""

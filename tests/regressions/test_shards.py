@@ -1,10 +1,6 @@
 """Tensors of which each rank holds a shard: what is measured is that of the whole, on real processes and made-up shards."""
 import itertools
-import json
-import os
 import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -16,6 +12,7 @@ from instrument import InstrumentedStep, NormStats, _compat
 from instrument.shards import ShardSums
 from instrument.upgrade import StepOptions, begin, upgrade
 from networks import MLP, mlp_batches
+from ranks import job as job_of
 
 HERE = pathlib.Path(__file__).parent
 NEAR = 1e-6  # float32 sums of few elements
@@ -61,25 +58,23 @@ def test_every_mix_of_sharded_and_replicated_parameters_has_the_squares_of_the_w
         assert (seen.asnumpy() > 0).all()
 
 
+def test_a_tensor_of_which_parts_are_on_more_ranks_than_others_has_no_norm(mode):
+    sums = Arithmetic(((6, 2), (4,), (6, 2), (4,)), 2)
+    a, b = np.ones((6, 2), np.float32), np.ones(4, np.float32)
+    held = [(a[:4], b), (a[2:], b)]  # rows 2 and 3 twice, the others once; and the other tensor twice
+    total = sum(sums(tuple(map(Tensor, each)), tuple(map(Tensor, each))).asnumpy() for each in held)
+    squares, _ = Whole(sums)(Tensor(total))
+    np.testing.assert_array_equal(squares.asnumpy(), [np.nan, 4, np.nan, 4])
+
+
 class Job:
-    """What the processes of a job printed: `rows[name][rank]`, a list of what it told under this name."""
+    """What the processes of a job told: `rows[name][rank]`, a list of what it told under this name."""
 
     def __init__(self, mode, ranks, directory):
-        port = 18100 + os.getpid() % 500 + 10 * ranks + (5 if mode == "graph" else 0)
-        environment = {**os.environ, "PATH": f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-                       "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE.parent)])}
-        command = ["msrun", f"--worker_num={ranks}", f"--local_worker_num={ranks}", f"--log_dir={directory}", "--join=True",
-                   f"--master_port={port}", str(HERE / "shards_rank.py"), mode]
-        done = subprocess.run(command, env=environment, cwd=directory, capture_output=True, text=True, timeout=300)
-        self.ranks, self.rows = ranks, {}
-        logs = "\n".join(path.read_text(errors="replace") for path in sorted(directory.glob("worker_*.log")))
-        for line in logs.splitlines():
-            if line.startswith("RANK "):
-                _, rank, name, numbers = line.split(" ", 3)
-                self.rows.setdefault(name, [[] for _ in range(ranks)])[int(rank)].append(json.loads(numbers))
+        self.ranks = ranks
+        self.rows, printed = job_of(HERE / "shards_rank.py", ranks, directory, mode)
         wanted = {**{case: [1] * ranks for case in shards_rank.CASES}, "step": [2] * ranks}
-        told = {name: list(map(len, rows)) for name, rows in self.rows.items()}
-        assert told == wanted, f"{done.stdout[-2000:]}{logs[-3000:]}"
+        assert {name: list(map(len, rows)) for name, rows in self.rows.items()} == wanted, printed
 
 
 @pytest.fixture(scope="module", params=[("graph", 2), ("pynative", 2), ("graph", 4)], ids=lambda job: f"{job[0]}-{job[1]}")
