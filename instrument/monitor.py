@@ -9,7 +9,7 @@ import math
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from instrument.background import Background, WhenFull
 from instrument.destinations import destinations
 from instrument.host import HostStats
 from instrument.kinds import is_whole
+from instrument.loop import Loop
 from instrument.notices import tell
 from instrument.outlet import Outlet, Reported
 from instrument.outputs import Call, Reading, StepOutputs
@@ -46,7 +47,10 @@ class _OldHooks(Callback):
     `Callback.on_eval_*` call them too, so they ask for the mode.
     """
 
+    _is_used = False  # whether any hook was called
+
     def begin(self, run_context: Any) -> None:
+        self._is_used = True
         if not _evaluating(run_context):
             self.on_train_begin(run_context)
 
@@ -86,7 +90,7 @@ class TrainingMonitor(_OldHooks):
     it is with other errors in here.
 
     What was recorded is brought to disk when training ends, also by an exception (`Model` leaves its callbacks' contexts
-    then) or SIGTERM. In a loop of your own, use `with TrainingMonitor(...) as monitor:` and call the `on_train_*` hooks.
+    then) or SIGTERM. A loop of your own is recorded by `loop`.
 
     Args:
         run_dir: Directory of the run, which gets `config.json`, `metrics-*.jsonl`, `alarms.jsonl`, TensorBoard's event
@@ -213,14 +217,47 @@ class TrainingMonitor(_OldHooks):
         if self._contexts <= 0:  # Model.fit enters its callbacks once more for each evaluation
             if error is not None and self._outlet.status == "running":
                 self._outlet.status = f"failed: {kind.__name__}: {error}"
+            if error is None and not self._is_used:
+                tell("TrainingMonitor has recorded nothing, since none of its hooks was called. Give it to Model.train as one "
+                     "of `callbacks`, or in a loop of your own use `with monitor.loop(step) as train_step:` and call "
+                     "train_step.", stacklevel=3)
             self.close()
 
     def __getstate__(self) -> None:
         raise TypeError("a TrainingMonitor holds a thread and open files, so it cannot be copied or pickled. Make one for "
                         "each run.")
 
+    def loop(self, step: Callable[..., Any], *, schema: Schema | None = None, optimizer: Any = None,
+             epochs: int | None = None, steps_per_epoch: int | None = None) -> Loop:
+        """Record a training loop of your own, in which each call of the step goes through what this returns.
+
+        Args:
+            step: An `InstrumentedStep`, one of the stock steps, which is made to measure as in `Model.train`, or a function.
+            schema: Where `step` is a function that returns `(loss, stats)`: what is in `stats`, as `norm_stats.schema`.
+                The number of the step and the loss are added. A function without it has its loss recorded alone.
+            optimizer: For the learning rate, where `step` is a function.
+            epochs: How many epochs will be trained, for the time that is left; None: not known.
+            steps_per_epoch: Calls an epoch, for `epoch`; likewise.
+
+        Returns:
+            A context manager that is called like `step`, and has `should_stop` and `evaluation()`; see `instrument.loop.Loop`.
+
+        Raises:
+            TypeError: `step` cannot be called, or `schema` is none.
+            ValueError: A number is out of its range, or `step` has a schema of its own.
+
+        Example:
+            >>> with TrainingMonitor("runs/loop").loop(step, epochs=3, steps_per_epoch=1) as train_step:
+            ...     for epoch in range(3):
+            ...         loss, stats = train_step(x, y)
+            >>> instrument.read("runs/loop")["loss"].step
+            array([1, 2, 3])
+        """
+        return Loop(self, step, schema=schema, optimizer=optimizer, epochs=epochs, steps_per_epoch=steps_per_epoch)
+
     def on_train_begin(self, run_context: Any) -> None:
         self._catch_up()  # of a call of Model.train that failed
+        self._is_used = True
         params = run_context.original_args()
         call = params.get("cur_step_num", 0)
         self._upgrade(params)
@@ -283,9 +320,11 @@ class TrainingMonitor(_OldHooks):
         self.close()
 
     def on_eval_begin(self, run_context: Any) -> None:
+        self._is_used = True
         self._pace.evaluation_begins()
 
     def on_eval_end(self, run_context: Any) -> None:
+        self._is_used = True
         self._pace.evaluation_ends()
         params = run_context.original_args()
         # Model.fit evaluates in a context of its own, in which no training can be stopped.
@@ -325,6 +364,10 @@ class TrainingMonitor(_OldHooks):
     def _upgrade(self, params: Any) -> None:
         """Have the train network's step measure, where it is a stock one."""
         if self._outputs is not None and self._outputs.network is params.get("train_network"):
+            return
+        if params.get("train_network") is None:
+            tell("TrainingMonitor was told of no `train_network`, so that the loss alone is recorded, with what the host knows. "
+                 "In a loop of your own use `with monitor.loop(step) as train_step:` and call train_step.", stacklevel=4)
             return
         reason = begin(params, self.measure)
         if reason is not None:
