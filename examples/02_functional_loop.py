@@ -3,12 +3,11 @@
     python examples/02_functional_loop.py
 
 `NormStats` has the norms of `InstrumentedStep` for a loop that has its own step: it takes the gradients and returns one
-vector, which its schema names. Activations need `InstrumentedStep`. A small network learns to tell two spirals apart;
-it takes some seconds on a CPU.
+vector, which its schema names. Activations need `InstrumentedStep`. A `TrainingMonitor` records the loop, as it does
+`Model.train`. A small network learns to tell two spirals apart; it takes some seconds on a CPU.
 """
 from __future__ import annotations
 
-import time
 from datetime import datetime
 
 import mindspore as ms
@@ -16,9 +15,7 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 from mindspore.common.initializer import HeUniform
 
-from instrument import NormStats, runs
-from instrument.record import Record
-from instrument.writers import JsonlWriter
+from instrument import NormStats, TrainingMonitor
 
 BATCH, STEPS, WIDTH, MAX_NORM = 256, 120, 64, 1.0
 
@@ -63,18 +60,22 @@ def main(steps: int = STEPS, run_dir: str | None = None) -> None:
         optimizer(ops.clip_by_global_norm(gradients, MAX_NORM))
         return loss, stats
 
-    run = runs.create(run_dir)
-    with run, JsonlWriter(run) as writer:
-        for step in range(1, steps + 1):
-            loss, stats = train_step(*spirals(random))
-            if step % 10 and step != 1:
-                continue  # `stats` stays on the device: only the steps that are recorded cost a copy
-            values = {"loss": float(loss.asnumpy()), **norm_stats.schema.unpack(stats)}
-            writer.write(Record(step, time.time(), values))
-            layer = max((name for name in values if name.startswith("grad/norm/")), key=values.__getitem__)
-            print(f"step {step:3}  loss {values['loss']:.4f}  gradient norm {values['grad/norm']:.3f}  "
+    def show(record):
+        """A writer: called in the background with what was recorded."""
+        values = record.values
+        layer = max((name for name in values if name.startswith("grad/norm/")), key=values.__getitem__, default=None)
+        if layer is not None:
+            print(f"step {record.step:3}  loss {values['loss']:.4f}  gradient norm {values['grad/norm']:.3f}  "
                   f"weight norm {values['weight/norm']:.2f}  largest gradient {layer[len('grad/norm/'):]}")
-    print(f"\nThe records are in {runs.metrics_file(run)}")
+
+    # One call in ten is recorded, and the last one: what the others return stays on the device.
+    monitor = TrainingMonitor(run_dir, writers=[show], every=10, batch_size=BATCH)
+    with monitor.loop(train_step, schema=norm_stats.schema, optimizer=optimizer) as recorded_step:
+        for _ in range(steps):
+            loss, stats = recorded_step(*spirals(random))
+            if recorded_step.should_stop:  # an alarm with policy="stop"
+                break
+    print(f"\nThe records are in {monitor.run_dir}")
 
 
 if __name__ == "__main__":

@@ -15,8 +15,10 @@ from types import ModuleType
 
 from instrument import runs
 
-_DASHBOARD = 'NiceGUI is not installed. For the live view:\n\n    pip install "mindspore-instrument[dashboard]"'
+_DASHBOARD = ('NiceGUI is not installed. For the live view and for reports:\n\n'
+              '    pip install "mindspore-instrument[dashboard]"\n\nor, in a clone, pip install ".[dashboard]".')
 _MINDSPORE = ('MindSpore is not installed. For its build for CPU:\n\n    pip install "mindspore-instrument[mindspore]"\n\n'
+              'or, in a clone, pip install ".[mindspore]". '
               "For Ascend or GPU, install the build that goes with the machine.")
 QUICKSTART = "instrument._quickstart"  # in a wheel: a copy of examples/01_quickstart.py
 
@@ -172,6 +174,7 @@ def _tail(args: argparse.Namespace) -> None:
     from instrument.dashboard import terminal
     from instrument.dashboard.discovery import Directories
     from instrument.dashboard.follow import Follower
+    from instrument.reading import no_run
     from instrument.writers.console import ConsoleWriter
     from instrument.writers.console_parts import plain
 
@@ -180,7 +183,7 @@ def _tail(args: argparse.Namespace) -> None:
         follower = Follower(Directories([directory]))
         directory = follower.found.get(follower.newest(), directory)
     if not runs.holds_a_run(directory):
-        raise _Refused(f"there is no run in {args.run!r}. Give a run directory, one that has a {runs.CONFIG}.")
+        raise _Refused(no_run(args.run, directory))
     try:
         writer = ConsoleWriter()
         print(f"The run has ended: {plain(terminal.tail(directory, writer, live=writer.console.is_terminal))}.")

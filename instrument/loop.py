@@ -86,6 +86,7 @@ class Loop:
         """What is done inside is no training: its time is left out, and what is put into the dictionary is recorded.
 
         Example:
+            >>> step = InstrumentedStep(network, optimizer)
             >>> with TrainingMonitor("runs/loop").loop(step) as train_step:
             ...     outputs = train_step(x, y)
             ...     with train_step.evaluation() as results:

@@ -247,6 +247,7 @@ class TrainingMonitor(_OldHooks):
             ValueError: A number is out of its range, or `step` has a schema of its own.
 
         Example:
+            >>> step = InstrumentedStep(network, optimizer)
             >>> with TrainingMonitor("runs/loop").loop(step, epochs=3, steps_per_epoch=1) as train_step:
             ...     for epoch in range(3):
             ...         loss, stats = train_step(x, y)
@@ -366,8 +367,8 @@ class TrainingMonitor(_OldHooks):
         if self._outputs is not None and self._outputs.network is params.get("train_network"):
             return
         if params.get("train_network") is None:
-            tell("TrainingMonitor was told of no `train_network`, so that the loss alone is recorded, with what the host knows. "
-                 "In a loop of your own use `with monitor.loop(step) as train_step:` and call train_step.", stacklevel=4)
+            tell("TrainingMonitor was told of no `train_network`: the loss alone is recorded, with what the host "
+                 "knows. In a loop of your own use `with monitor.loop(step) as train_step:` and call train_step.", stacklevel=4)
             return
         reason = begin(params, self.measure)
         if reason is not None:

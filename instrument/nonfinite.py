@@ -42,7 +42,9 @@ class FirstNonfinite:
             return f"{text} (nothing measured before it was finite)"
         if self.clean_kind == "weight" and not self.clean_name:  # their total
             return f"{text} (after the weights, which were all finite)"
-        return f"{text} (after {self.clean_kind} {self.clean_name}".rstrip() + ", which was finite)"
+        text = f"{text} (after {self.clean_kind} {self.clean_name}".rstrip() + ", which was finite"
+        # Of parameters all are measured; of cells, those that were chosen.
+        return text + ("; what lies between them was not measured)" if self.kind in ("activation", "activation_grad") else ")")
 
 
 def first_nonfinite(values: Mapping[str, float], order: Iterable[Place]) -> FirstNonfinite | None:

@@ -68,7 +68,7 @@ def read(path: str | os.PathLike[str], *, processes: int | None = None) -> RunDa
     """
     directory = Path(path).absolute()
     if not runs.holds_a_run(directory):
-        raise FileNotFoundError(_no_run(path, directory))
+        raise FileNotFoundError(no_run(path, directory))
     return RunData(directory, processes=processes or min(_cores(), 4))
 
 
@@ -274,7 +274,8 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _no_run(path: str | os.PathLike[str], directory: Path) -> str:
+def no_run(path: str | os.PathLike[str], directory: Path) -> str:
+    """The sentence that says so, with the runs that are near."""
     def in_(parent: Path) -> list[str]:
         try:
             return sorted(str(each) for each in parent.iterdir() if runs.holds_a_run(each))

@@ -71,7 +71,8 @@ def test_the_first_bad_one_and_its_clean_neighbour():
     bad = {**GOOD, "loss": NAN, "grad/norm": NAN, "grad/nonfinite": 2.0, "grad/norm/a": NAN, "grad/norm/b": NAN,
            "activation/rms/late": NAN, "activation/nonfinite/late": 1.0}
     ((_, incident),) = run(NonFinite(), [bad])
-    assert incident.message == "loss is nan. First not finite: activation late (after activation relu, which was finite)"
+    assert incident.message == ("loss is nan. First not finite: activation late (after activation relu, which was finite; "
+                                "what lies between them was not measured)")
     assert incident.where == "late"
 
 

@@ -48,11 +48,11 @@ def test_quickstart(tmp_path):
 def test_functional_loop(tmp_path):
     output = run(EXAMPLES / "02_functional_loop.py", cwd=tmp_path)
     losses = numbers("loss", output)
-    assert losses[-1] < losses[0] / 4  # from 0.86 to 0.01 on every release
+    assert losses[-1] < losses[0] / 4  # from 0.59 to 0.01 on every release
     [file] = tmp_path.glob("runs/functional-*/metrics-00000.jsonl")
-    assert str(file) in output
+    assert str(file.parent) in output
     lines = records(file)
-    assert [line["step"] for line in lines] == [1, *range(10, 121, 10)]
+    assert [line["step"] for line in lines] == [*range(10, 121, 10)]
     assert [line["loss"] for line in lines] == pytest.approx(losses, abs=6e-5)  # printed with four digits
     assert numbers("gradient norm", output) == pytest.approx([line["grad/norm"] for line in lines], abs=6e-4)
 
@@ -104,7 +104,8 @@ def test_pynative(tmp_path):
     assert len(losses) == 5 and losses[-1] < losses[0] / 2  # of the steps before
     assert lines[-3] == "in Normalise.construct: rows [7] of 32 have the length 0"
     assert lines[-2].startswith("step 25  loss nan") and lines[-2].endswith("of normalise nan")
-    assert lines[-1] == "first not finite: activation normalise (after activation act, which was finite)"
+    assert lines[-1] == ("first not finite: activation normalise (after activation act, which was finite; what lies "
+                         "between them was not measured)")
 
 
 def first_starved(run, records):

@@ -73,7 +73,7 @@ def test_all_is_well(mode):
 def test_born_in_an_activation(mode):
     first = found("activation", np.nan)
     assert first == FirstNonfinite("activation", "sick", "activation", "first")
-    assert str(first) == "activation sick (after activation first, which was finite)"
+    assert str(first) == "activation sick (after activation first, which was finite; what lies between them was not measured)"
 
 
 def test_in_the_input(mode):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
 
+import instrument
 from instrument import AttentionProbe, InstrumentedStep, NormStats, TrainingMonitor
 from instrument.joining import Spread, own_norm
 from instrument.learning_rate import learning_rates
@@ -25,6 +26,7 @@ BLOCKS = {heading: block for heading, text in re.findall(r"^## (.+?)$(.*?)(?=^##
 PROGRAM, NAN, LOOP = "A MindSpore program", "Where did the NaN come from?", "Loops written with `ms.value_and_grad`"
 EVERY, SCALING, LOSSES, CELLS = "Every k-th step", "Loss scaling, clipping, accumulation", "Several losses", "Which cells"
 ATTENTION, HISTOGRAMS, WATCHED = "Attention", "Histograms", "Watching a run"
+OWN_LOOP = "A loop of your own"
 MONITOR = "monitor"
 
 
@@ -69,6 +71,14 @@ def test_the_program_trains_and_leaves_a_run(run_block, tmp_path, capsys):
 
 
 @pytest.mark.compiles
+def test_a_loop_of_ones_own_is_recorded(run_block):
+    run_block(OWN_LOOP)
+    run = instrument.read("runs/loop")
+    assert run["grad/norm"].step.tolist() == list(range(1, 25)) and run["epoch"].value[-1] == 3
+    assert run["val/accuracy"].step.tolist() == [8, 16, 24] and run["val/accuracy"].value[-1] > 0.5
+
+
+@pytest.mark.compiles
 def test_the_first_bad_weight_is_found(run_block, capsys):
     run_block(NAN)
     assert capsys.readouterr().out.splitlines() == ["weight 2.bias (after weight 2.weight, which was finite)",
@@ -96,6 +106,9 @@ def test_every_kth_step_is_measured(run_block, capsys):
 def test_the_loop_of_value_and_grad_runs(run_block):
     values = run_block(LOOP)["values"]
     assert values["grad/norm"] > 0 and values["weight/norm"] > 0
+    run = instrument.read("runs/functional")
+    assert run["loss"].step.tolist() == [1, 2, 3] and run["grad/norm"].value[-1] == values["grad/norm"]
+    assert run["learning_rate"].value.tolist() == [np.float32(1e-3)] * 3
 
 
 @pytest.mark.compiles
@@ -146,7 +159,7 @@ def test_attention_is_measured(run_block):
 
 
 def test_every_python_block_is_run():
-    assert set(BLOCKS) == {PROGRAM, WATCHED, NAN, EVERY, LOOP, SCALING, LOSSES, CELLS, ATTENTION, HISTOGRAMS}
+    assert set(BLOCKS) == {PROGRAM, OWN_LOOP, WATCHED, NAN, EVERY, LOOP, SCALING, LOSSES, CELLS, ATTENTION, HISTOGRAMS}
     assert README.count("```python") == len(BLOCKS)
 
 

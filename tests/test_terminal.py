@@ -94,8 +94,13 @@ def test_the_command_prints_lines_in_a_pipe_and_needs_no_mindspore(tmp_path):
 
 
 def test_what_is_no_run_is_refused(tmp_path, capsys):
-    assert main(["tail", str(tmp_path)]) == 1
-    assert "there is no run" in capsys.readouterr().err
+    for name in ("exp1", "exp1-2"):
+        with JsonlWriter(tmp_path / name) as writer:
+            writer.write(Record(1, 1.0, {"loss": 0.5}))
+    assert main(["tail", str(tmp_path / "exp1-3")]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("instrument tail: no run in ")
+    assert f"Runs near it: {tmp_path / 'exp1-2'}, {tmp_path / 'exp1'}" in said
 
 
 def test_of_a_directory_of_runs_the_newest_is_shown(tmp_path, capsys):

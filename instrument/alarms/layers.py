@@ -167,7 +167,7 @@ class DeadLayer(LayerAlarm):
         yield group, values, values == 0
 
     def describe(self, metric: str, value: float) -> str:
-        return f"{metric} is {value:.4g}: the layer is dead"
+        return f"{metric} is {value:.7g}: the layer is dead"  # a float32: 0.99997 is not all of it
 
 
 class UpdateRatio(LayerAlarm):
