@@ -368,7 +368,8 @@ class TrainingMonitor(_OldHooks):
             return
         if params.get("train_network") is None:
             tell("TrainingMonitor was told of no `train_network`: the loss alone is recorded, with what the host "
-                 "knows. In a loop of your own use `with monitor.loop(step) as train_step:` and call train_step.", stacklevel=4)
+                 "knows. In a loop of your own use `with monitor.loop(step) as train_step:` and call train_step.",
+                 stacklevel=4)
             return
         reason = begin(params, self.measure)
         if reason is not None:

@@ -16,9 +16,11 @@ MODES = {"graph": ms.GRAPH_MODE, "pynative": ms.PYNATIVE_MODE}
 
 # What must hold on every release: the numbers, and that training is what it was.
 CORE = {"test_schema", "test_stats", "test_norms", "test_taps", "test_losses", "test_step", "test_compat", "test_like_cells",
-        "test_misuse", "test_numbers", "test_sparse_gradients", "test_upgrade", "test_monitor_upgrades"}
-# The same for what a step can do besides; and what has the mark itself.
-OPTIONS = {"test_every", "test_nonfinite", "test_optimizer_stats", "test_spikes", "test_window"}
+        "test_misuse", "test_numbers", "test_sparse_gradients", "test_frozen_midway", "test_upgrade", "test_monitor_upgrades",
+        "test_loop"}
+# The same for what a step can do besides.
+OPTIONS = {"test_every", "test_nonfinite", "test_optimizer_stats", "test_spikes", "test_window", "test_attention",
+           "test_histograms", "test_histograms_in_step", "test_micro_batches"}
 
 
 def pytest_configure(config):

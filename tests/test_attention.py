@@ -81,7 +81,6 @@ ROWS = {
 }
 
 
-@pytest.mark.options
 @pytest.mark.parametrize("case", ROWS)
 def test_scores_against_float64(mode, measure, case):
     scores = ROWS[case]
@@ -305,7 +304,6 @@ FORMS = {
 }
 
 
-@pytest.mark.options
 @pytest.mark.parametrize("form", FORMS)
 def test_the_scores_of_multihead_attention_against_float64(mode, form):
     masks, options, query_shape, key_shape = FORMS[form]

@@ -76,7 +76,6 @@ def values_of(kind, shape):
             "wide": normal * np.exp2(random.uniform(-60, 40, shape))}[kind]
 
 
-@pytest.mark.options
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_counts_equal_the_twin_and_sum_to_the_elements(mode, dtype, shape, count):
@@ -95,7 +94,6 @@ def test_the_twin_is_right_where_it_can_be_told_by_hand():
     assert twin([0.0, -0.0, 1e-40])[64] == 3 and twin([np.nan, np.inf, -np.inf])[129] == 3
 
 
-@pytest.mark.options
 def test_powers_of_two_and_their_neighbours(mode, count):
     values = powers_and_neighbours()
     assert np.array_equal(count(mode, Tensor(values)), twin(values))
@@ -127,7 +125,6 @@ def test_any_values(shape, data, count):
     assert np.array_equal(count("graph", Tensor(x)), twin(x))
 
 
-@pytest.mark.options
 def test_what_is_carried_adds_up(mode):
     random = np.random.default_rng(1)
     arrays = [random.normal(size=(1000, 50)).astype(np.float32) * scale for scale in (1, 1e-3, 0)]

@@ -18,7 +18,6 @@ ALL = [Histogram("weight", ".", every=1), Histogram("gradient", "weight$", every
        Histogram("activation", "^(act|second)$", every=1)]
 
 
-@pytest.mark.options
 @pytest.mark.parametrize("options", [{}, {"loss_scale": 1024.0, "max_grad_norm": 1e-3}, {"activations": None}],
                          ids=lambda o: "+".join(o) or "-")
 def test_counts_are_those_of_the_twin(mode, options):
@@ -120,7 +119,6 @@ class Twice(nn.Cell):
         return ops.ReduceMean()(ops.square(self.dense(x) + self.dense(x * 4) - y))
 
 
-@pytest.mark.options
 def test_calls_and_micro_batches_merge_by_addition(mode):
     network = Twice()
     step = InstrumentedStep(network, adam(network), accumulate=2, histograms=[Histogram("activation", "dense", every=1)])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
 
-from instrument import AttentionProbe, Histogram, InstrumentedStep, attention, histograms, joining
+from instrument import AttentionProbe, Histogram, InstrumentedStep, attention, histograms, joining, shards
 from instrument import stats as measure
 from instrument.step import UNMEASURED
 from instrument.taps import ALL_STATS, DEFAULT_STATS, ActivationStats, Taps
@@ -159,7 +159,7 @@ def test_a_step_that_is_not_measured_computes_what_the_stock_step_does_and_count
 def test_every_primitive_of_the_mathematics_is_documented_for_every_platform():
     """Those of paths that the graphs above do not take, such as sparse gradients, as well."""
     # `constexpr` makes a local subclass of Primitive: such a function runs while the graph is compiled.
-    primitives = {value.name for module in (measure, attention, histograms, joining) for value in vars(module).values()
+    primitives = {value.name for module in (measure, attention, histograms, joining, shards) for value in vars(module).values()
                   if isinstance(value, ops.Primitive) and "<locals>" not in type(value).__qualname__}
     assert len(primitives) > 10
     assert not_everywhere(primitives) == {}
