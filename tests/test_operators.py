@@ -258,6 +258,19 @@ class Attentive(nn.Cell):
         return ops.ReduceMean()(self.probabilities(self.softmax(self.scores(y))))
 
 
+class Counts(nn.Cell):
+    def construct(self, x):
+        return histograms.carried(histograms.log2_counts(x))
+
+
+def test_counting_magnitudes_reads_the_tensor_at_most_three_times(tmp_path):
+    """Of all operators these take the tensor, or what has its size; a reshape copies nothing. The others take the counts."""
+    operators = operators_of(Counts(), tmp_path, Tensor(np.ones((64, 50), np.float32)))
+    whole = {"Bucketize": 1, "Bincount": 1, "Reshape": 1}
+    of_counts = {"Slice", "MakeTuple", "Concat", "Add", "FloorDiv", "Mul", "Sub", "Cast", "Return"}  # one Cast: of the counts
+    assert {name: n for name, n in operators.items() if name not in of_counts} == whole and operators["Cast"] == 1
+
+
 @pytest.mark.parametrize("every, target", [(1, "CPU"), (3, "Ascend")])
 def test_every_operator_that_attention_adds_is_documented_for_every_platform(tmp_path, monkeypatch, every, target):
     """Measured in each step, and where the graph decides in which."""

@@ -85,6 +85,17 @@ def test_a_bad_element_anywhere_shows_in_sum_and_square_sum_and_is_counted(mode,
         assert seen["nonfinite"] == 1
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_bad_element_of_half_precision_shows_too(mode, dtype, bad, measure):
+    if not has_type(dtype):
+        pytest.skip(f"MindSpore {ms.__version__} has no bfloat16 kernels on a CPU")
+    x = np.ones((130, 64), np.float32)
+    x[77, 7] = bad
+    seen = measure(mode, Tensor(x).astype(DTYPES[dtype]))
+    assert np.isnan(seen["square_sum"]) == np.isnan(bad) and not np.isfinite(seen["square_sum"]) and seen["nonfinite"] == 1
+
+
 def test_squares_beyond_float32_show_as_infinity(mode, measure):
     seen = measure(mode, Tensor(np.full((4, 64), 1e25, np.float32)))
     assert np.isinf(seen["square_sum"]) and seen["absmax"] == np.float32(1e25) and np.isfinite(seen["sum"])

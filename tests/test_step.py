@@ -205,6 +205,55 @@ def test_clipping_by_the_global_norm_equals_numpy_and_says_both_norms(mode):
             assert new == pytest.approx(old - factor * gradient, rel=1e-5, abs=1e-6)
 
 
+def test_a_norm_that_is_not_known_is_not_known_after_clipping_either(mode):
+    network = MLP()
+    step = InstrumentedStep(network, nn.SGD(network.trainable_params(), 1.0), max_grad_norm=0.5, activations=None)
+    x, y = mlp_batches(1)[0]
+    x[0, 0] = np.nan
+    values = step.schema.unpack(step(Tensor(x), Tensor(y))[1])
+    assert np.isnan(values["grad/norm"]) and np.isnan(values["grad/norm_clipped"])
+
+
+def test_a_fixed_loss_scale_trains_as_the_step_without_one(mode):
+    """A power of two, so that scaling is exact. The stock cell with a loss scale does not run on a CPU."""
+    results = []
+    for scale in (None, nn.FixedLossScaleUpdateCell(1024.0)):
+        network = MLP()
+        step = InstrumentedStep(network, adam(network), loss_scale=scale, activations=None)
+        values = [step.schema.unpack(step(*map(Tensor, batch))[1]) for batch in mlp_batches(4)]
+        results.append(values_of(network.trainable_params()))
+    assert all(np.array_equal(a, b) for a, b in zip(*results))
+    assert {(each["loss_scale"], each["overflow"], each["skipped"]) for each in values} == {(1024, 0, 0)}
+
+
+class TiedNet(nn.Cell):
+    """Two layers with one weight, as embedding and head of a language model."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Dense(16, 16, has_bias=False), nn.Dense(16, 16, has_bias=False)
+        self.second.weight = self.first.weight
+
+    def construct(self, x):
+        y = self.second(self.first(x))
+        return ops.ReduceSum()(y * y)
+
+
+def test_a_weight_that_two_layers_share_counts_once(mode):
+    network = TiedNet()
+    step = InstrumentedStep(network, nn.SGD(network.trainable_params(), 0.0), activations="leaves")
+    x = np.random.default_rng(0).normal(size=(2, 16)).astype(np.float32)
+    values = step.schema.unpack(step(Tensor(x))[1])
+    w, x = network.first.weight.asnumpy().astype(np.float64), x.astype(np.float64)
+    hidden = x @ w.T
+    d_out = 2 * hidden @ w.T
+    gradient = d_out.T @ hidden + (d_out @ w).T @ x
+    names = [name for name in values if name.startswith(("grad/norm/", "weight/norm/"))]
+    assert len(names) == 2
+    assert values["weight/norm"] == pytest.approx(np.linalg.norm(w), rel=TOLERANCE)
+    assert values["grad/norm"] == pytest.approx(np.linalg.norm(gradient), rel=1e-5)
+
+
 def test_clipping_above_the_norm_changes_nothing(mode):
     results = []
     for max_grad_norm in (None, 1e6):
