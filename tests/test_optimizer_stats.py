@@ -179,7 +179,7 @@ def test_names_and_order():
 
 
 def test_no_optimizer_of_mindspore_keeps_a_float32_copy_of_half_precision_weights():
-    """So updates are measured of the weights themselves. A copy would be a float32 Parameter that holds what the weight does."""
+    """So updates are measured of the weights themselves. A copy would be a Parameter that holds what the weight does."""
     tried = 0
     for cls in vars(nn).values():
         if not (isinstance(cls, type) and issubclass(cls, nn.Optimizer)) or cls is nn.Optimizer:
