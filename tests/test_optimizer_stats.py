@@ -178,18 +178,21 @@ def test_names_and_order():
     assert ms.get_context("mode") == ms.GRAPH_MODE
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # 2.0.0's destructor, of less than a Cell
 def test_no_optimizer_of_mindspore_keeps_a_float32_copy_of_half_precision_weights():
     """So updates are measured of the weights themselves. A copy would be a Parameter that holds what the weight does."""
     tried = 0
     for cls in vars(nn).values():
         if not (isinstance(cls, type) and issubclass(cls, nn.Optimizer)) or cls is nn.Optimizer:
             continue
+        if cls.__name__ in ("LARS", "OptTFTWrapper"):
+            continue  # around another one
         weight = Parameter(Tensor(np.random.default_rng(0).normal(size=(3, 4)).astype(np.float16)), name="w")
         arguments = {"momentum": 0.9} if cls is nn.Momentum else {}
         try:
             optimizer = cls([weight], learning_rate=0.1, **arguments)
-        except (TypeError, ValueError, AttributeError):
-            continue  # one around another optimizer, or that needs more arguments
+        except (TypeError, ValueError):
+            continue  # it needs more arguments
         tried += 1
         kept = [each for each in optimizer.get_parameters() if each is not weight and each.shape == weight.shape]
         assert not [each.name for each in kept if np.array_equal(each.asnumpy().astype(np.float16), weight.asnumpy())], cls
