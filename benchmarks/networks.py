@@ -66,7 +66,7 @@ def _classified(*shape: int) -> tuple[Tensor, Tensor]:
 
 def _gpt(size: str) -> tuple[Callable[[], nn.Cell], tuple]:
     network, batch = SIZES[size]
-    return functools.partial(GPT, **network), gpt_batch(network["vocabulary"], network["length"], batch)
+    return functools.partial(GPT, **network, has_probes=True), gpt_batch(network["vocabulary"], network["length"], batch)
 
 
 NETWORKS: dict[str, Callable[[], tuple[Callable[[], nn.Cell], tuple]]] = {

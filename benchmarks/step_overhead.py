@@ -30,21 +30,26 @@ from instrument.environment import versions
 ROOT = sys.path[0]
 NEVER = 10 ** 6
 LEAVES = 31
+ALONE = {"activations": None, "attention": False}
+DEFAULT = {"attention": False}  # the GPT has probes, which only its own row and "everything" measure
 EVERYTHING = {"activations": "leaves", "activation_gradients": True, "updates": True, "moments": True, "window": 16,
               "spike_window": 100}
 OPTIONS: dict[str, dict[str, Any] | None] = {
     "the plain step again": None,
-    "norms": {"activations": None, "attention": False},
-    "norms, totals only": {"activations": None, "attention": False, "per_parameter": False},
-    "norms + blocks: the default": {},
-    f"norms + {LEAVES} leaves": {"activations": "leaves"},
-    "norms + updates": {"activations": None, "updates": True},
-    "norms + moments": {"activations": None, "moments": True},
-    "norms + window=16, spike_window=100": {"activations": None, "window": 16, "spike_window": 100},
-    "norms + counts": {"activations": None, "counts": True},
-    "norms + histograms of weights, every=10": {"activations": None, "histograms": [Histogram("weight", "weight$", every=10)]},
+    "norms": ALONE,
+    "norms, totals only": {**ALONE, "per_parameter": False},
+    "norms + blocks: the default": DEFAULT,
+    f"norms + {LEAVES} leaves": {**DEFAULT, "activations": "leaves"},
+    "norms + blocks and their gradients": {**DEFAULT, "activation_gradients": True},
+    "norms + attention": {"activations": None},
+    "norms + updates": {**ALONE, "updates": True},
+    "norms + moments": {**ALONE, "moments": True},
+    "norms + window=16": {**ALONE, "window": 16},
+    "norms + spike_window=100": {**ALONE, "spike_window": 100},
+    "norms + counts": {**ALONE, "counts": True},
+    "norms + histograms of weights, every=10": {**ALONE, "histograms": [Histogram("weight", "weight$", every=10)]},
     "everything": EVERYTHING,
-    "the default, off": {"every": NEVER},
+    "the default, off": {**DEFAULT, "every": NEVER},
     "everything, off": {**EVERYTHING, "every": NEVER},
 }
 

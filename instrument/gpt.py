@@ -7,6 +7,8 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
+from instrument.attention import AttentionProbe
+
 # By the number of parameters: arguments of the network, and how many texts make a batch.
 SIZES: dict[str, tuple[dict[str, int], int]] = {
     "0.5M": ({"vocabulary": 96, "width": 96, "depth": 4, "heads": 4, "length": 64}, 12),
@@ -16,9 +18,9 @@ SIZES: dict[str, tuple[dict[str, int], int]] = {
 
 
 class Block(nn.Cell):
-    """Pre-norm transformer block with causal attention."""
+    """Pre-norm transformer block with causal attention; `has_probe` makes its scores measurable."""
 
-    def __init__(self, width: int, heads: int, length: int):
+    def __init__(self, width: int, heads: int, length: int, has_probe: bool = False):
         super().__init__()
         self.heads, self.length, self.width = heads, length, width
         self.norm1 = nn.LayerNorm((width,))
@@ -31,6 +33,7 @@ class Block(nn.Cell):
         self.scores = ops.BatchMatMul(transpose_b=True)
         self.mix = ops.BatchMatMul()
         self.softmax = ops.Softmax(-1)
+        self.probe = AttentionProbe() if has_probe else nn.Identity()
         self.mask = Tensor(np.triu(np.full((length, length), -1e9), 1), ms.float32)
         self.split = ops.Split(axis=0, output_num=3)
 
@@ -39,7 +42,7 @@ class Block(nn.Cell):
         q, k, v = self.split(ops.transpose(y, (2, 0, 3, 1, 4)))
         shape = (-1, self.length, self.width // self.heads)
         scores = self.scores(ops.reshape(q, shape), ops.reshape(k, shape)) / math.sqrt(self.width // self.heads) + self.mask
-        y = self.mix(self.softmax(scores), ops.reshape(v, shape))
+        y = self.mix(self.softmax(self.probe(scores)), ops.reshape(v, shape))
         y = ops.transpose(ops.reshape(y, (-1, self.heads, self.length, self.width // self.heads)), (0, 2, 1, 3))
         x = x + self.out(ops.reshape(y, (-1, self.width)))
         return x + self.down(self.act(self.up(self.norm2(x))))
@@ -48,11 +51,12 @@ class Block(nn.Cell):
 class GPT(nn.Cell):
     """Returns the mean cross entropy of the next token; about 12 width² depth parameters."""
 
-    def __init__(self, vocabulary: int = 512, width: int = 256, depth: int = 6, heads: int = 8, length: int = 128):
+    def __init__(self, vocabulary: int = 512, width: int = 256, depth: int = 6, heads: int = 8, length: int = 128,
+                 has_probes: bool = False):
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
         self.position = nn.Embedding(length, width)
-        self.blocks = nn.CellList([Block(width, heads, length) for _ in range(depth)])
+        self.blocks = nn.CellList([Block(width, heads, length, has_probes) for _ in range(depth)])
         self.norm = nn.LayerNorm((width,))
         self.head = nn.Dense(width, vocabulary, has_bias=False)
         self.positions = Tensor(np.arange(length), ms.int32)

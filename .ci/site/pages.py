@@ -14,7 +14,7 @@ REFERENCE = {
     "step": ("The step", ["step.InstrumentedStep", "step.remove_taps", "schema.Schema", "schema.Metric", "norms.NormStats",
                           "attention.AttentionProbe", "histograms.Histogram", "bins", "upgrade.StepOptions",
                           "upgrade.upgrade"]),
-    "monitor": ("The monitor", ["monitor.TrainingMonitor", "samples.TextSampler", "record.Record", "record.Incident"]),
+    "monitor": ("The monitor", ["monitor.TrainingMonitor", "loop.Loop", "samples.TextSampler", "record.Record", "record.Incident"]),
     "writers": ("Writers", ["writers.base.Writer", "writers.jsonl.JsonlWriter", "writers.tensorboard.TensorBoardWriter",
                             "writers.csv.CsvWriter", "writers.console.ConsoleWriter", "writers.prometheus.PrometheusWriter",
                             "writers.summary.SummaryRecordWriter", "writers.weights_and_biases.WandbWriter",
