@@ -8,7 +8,6 @@ from mindspore import Tensor, nn
 
 from instrument import _compat
 from instrument.kinds import is_number, is_whole
-from instrument.notices import tell
 from instrument.shards import check_options
 from instrument.taps import ALL_STATS
 
@@ -42,12 +41,6 @@ def check_arguments(network: Any, optimizer: Any, *, loss_scale: Any, max_grad_n
     if strangers:
         raise ValueError(f"`optimizer` updates parameters that are not in `network`: {', '.join(strangers[:5])}. Make it "
                          "with the trainable_params() of this very network, not of a copy.")
-    frozen = [parameter.name for parameter in weights if not parameter.requires_grad]
-    if frozen:
-        more = f" and {len(frozen) - 5} more" if len(frozen) > 5 else ""
-        tell(f"`optimizer` has parameters that do not require a gradient: {', '.join(frozen[:5])}{more}. In graph mode they "
-             "are trained all the same; in PyNative mode the optimizer is given zeros, with which momentum and weight decay "
-             "still move them. Freeze first, and make the optimizer with network.trainable_params() afterwards.", stacklevel=4)
     for inner in (optimizer, getattr(optimizer, "opt", None)):
         own_scale = getattr(inner, "loss_scale", 1.0)
         if is_number(own_scale) and own_scale != 1:

@@ -22,6 +22,7 @@ class Controls(_Base):
     """Comes before a Cell among the bases. The class has `schedule`, `taps`, `ring`, `norm_stats` and `_schema`."""
 
     how_to_keep_a_window: ClassVar[str]
+    _looks: int = 0
 
     def hide(self, name: str, value: Any) -> None:
         """Set an attribute outside the Cell tree: it is in no checkpoint, and renames nothing."""
@@ -91,9 +92,19 @@ class Controls(_Base):
             self._build()
             getattr(self, "compile_cache", set()).clear()  # the next call compiles anew, without taps
 
-    def _without_gradient(self) -> list[str]:
-        """Parameters that the optimizer has, and PyNative mode computes no gradient for: it is given zeros."""
-        return [] if _compat.is_graph_mode() else [each.name for each in self.weights if not each.requires_grad]
+    def _look_for_frozen(self) -> None:
+        """Say which parameters the optimizer has that are frozen, and have PyNative mode leave out their gradients' norms.
+
+        In graph mode, where a step must not cost what looking at all parameters does, each hundredth time alone.
+        """
+        self.hide("_looks", self._looks + 1)
+        is_graph = _compat.is_graph_mode()
+        if is_graph and self._looks % 100 != 1:
+            return
+        frozen = [i for i, parameter in enumerate(self.weights) if not parameter.requires_grad]
+        self.norm_stats.tell_of_frozen(frozen)
+        if not is_graph:
+            self.norm_stats.leave_out(frozen)
 
     def compile(self, *args: Any, **kwargs: Any) -> Any:
         """Compile the graph for these inputs, as `nn.Cell.compile` does."""
@@ -104,12 +115,14 @@ class Controls(_Base):
         return execution_order(self.observed_network(), cells, self.norm_stats.weights)
 
     def _closing_the_gate(self, run: Any, *args: Any, **kwargs: Any) -> Any:
+        self._look_for_frozen()
         try:
             return run(*args, **kwargs)
         except BaseException:
             _compat.abandon_gradient()
             raise
         finally:
+            self.norm_stats.leave_out([])
             if self.taps is not None:
                 self.taps.gate.is_open = False
 

@@ -12,7 +12,8 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from instrument import _compat, stats
-from instrument.schema import Merge, Metric, Schema, Scope, of_this_rank
+from instrument.notices import tell
+from instrument.schema import NO_GRADIENT, Merge, Metric, Schema, Scope, of_this_rank
 from instrument.shards import ShardSums
 
 
@@ -195,6 +196,30 @@ class NormStats(nn.Cell):
             metrics = ([replace(each, scope="unverified") for each in metrics] if self.joined else
                        of_this_rank(metrics, "shard"))
         self.schema = Schema(metrics)
+        self.select = ops.Select()
+        self.no_gradient = Tensor(np.full(len(shapes), NO_GRADIENT), ms.float32)
+        self._told: set[str] = set()
+        self.leave_out([])
+        self.tell_of_frozen([i for i, parameter in enumerate(parameters) if not parameter.requires_grad])
+
+    def leave_out(self, frozen: Sequence[int]) -> None:
+        """Have `unpack` leave out the norms of these gradients, which PyNative mode does not compute: it gives zeros."""
+        object.__setattr__(self, "has_frozen", bool(frozen))
+        if frozen:
+            mask = np.zeros(len(self.no_gradient), bool)
+            mask[list(frozen)] = True
+            object.__setattr__(self, "is_frozen", Tensor(mask))
+
+    def tell_of_frozen(self, frozen: Sequence[int]) -> None:
+        """Say what becomes of these parameters, once of each."""
+        names = [self.weights[i].name for i in frozen if self.weights[i].name not in self._told]
+        if names:
+            self._told.update(names)
+            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+            tell(f"parameters that do not require a gradient are among those to train: {', '.join(names[:5])}{more}. In graph mode "
+                 "an optimizer that has them trains them all the same; in PyNative mode it is given zeros, with which momentum "
+                 "and weight decay still move them. Freeze first, and make the optimizer with network.trainable_params() "
+                 "afterwards.", stacklevel=4)
 
     def construct(self, grads):
         """Measure.
@@ -223,7 +248,10 @@ class NormStats(nn.Cell):
             zeros = self.sum(self.stack(self.map(_zeros, grads)), 0)
             values = values + (zeros / self.total_elements[:1],)
         if self.per_parameter:
-            values = values + (norms,)
+            shown = norms
+            if self.has_frozen:
+                shown = self.select(self.is_frozen, self.no_gradient, norms)
+            values = values + (shown,)
             if self.counts:
                 values = values + (self.stack(self.map(_nonfinite, grads)),)
         return self.concat(values), totals[:1], norms

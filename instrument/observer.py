@@ -159,7 +159,6 @@ class Observer(Controls, Observed):
         self.prepare(options)
         hide("_schema", Schema([]))
         self._schema.order = weakref.WeakMethod(self._execution_order)
-        self._schema.without_gradient = weakref.WeakMethod(self._without_gradient)
         hide("taps", choice.taps(self, network, self.step_count, options.activation_gradients))
         for tap in self.taps.taps if self.taps and self.decides else ():
             tap.set_flag(self.schedule.flag)

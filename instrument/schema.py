@@ -20,8 +20,8 @@ Scope = Literal["global", "local", "shard", "unverified"]
 # The scopes of what is one number for all ranks, so that rank 0 records it for all.
 ONE_FOR_ALL = ("global", "unverified")
 
-# The groups of metrics that each parameter's gradient has.
-_OF_GRADIENTS = ("grad/norm", "grad/nonfinite", "moment1/cosine")
+# What stands in a vector for the norm of a gradient that was not computed: no norm is negative.
+NO_GRADIENT = -1.0
 
 Merge = Literal["identical", "sum", "mean", "rms", "max", "mean_of_max"]
 
@@ -78,8 +78,6 @@ class Schema:
         self._reported: set[str] = set()
         # For `first_nonfinite`: a reference to what tells the order of execution, as the step knows it.
         self.order: Callable[[], Callable[[], Sequence[Any]] | None] | None = None
-        # For `unpack`: likewise to what tells the parameters that have no gradient now, though the vector has a place for it.
-        self.without_gradient: Callable[[], Callable[[], Sequence[str]] | None] | None = None
         self.replace(metrics, histograms)
 
     def replace(self, metrics: Sequence[Metric], histograms: Sequence[str] = ()) -> None:
@@ -95,6 +93,7 @@ class Schema:
                              "Rename the parameter, the cell or the loss part that they come from.")
         self._count_of = [self._call_count(name) for name in self.names]
         self._counts = np.array(sorted({count for count in self._count_of if count is not None}), np.intp)
+        self._norms = np.array([i for i, name in enumerate(self.names) if name.startswith("grad/norm/")], np.intp)
         self._optional = np.array([i for i, metric in enumerate(self.metrics) if metric.is_optional], np.intp)
 
     def _call_count(self, name: str) -> int | None:
@@ -136,18 +135,18 @@ class Schema:
         Returns:
             `{name: value}` in the schema's order. NaN and infinities are values, and are kept. The statistics of a
             cell that was called no time in the measured step (call count 0) are absent, with one warning a cell; so are,
-            without one, what is optional and was not known, and the gradient of a parameter that is frozen in PyNative mode.
+            without one, what is optional and was not known, and the norm of a gradient that PyNative mode did not compute,
+            since the parameter was frozen in this step.
 
         Raises:
             ValueError: `stats` does not have K elements.
         """
         values = self._vector(stats)
         unpacked = dict(zip(self.names, values.tolist()))
-        for parameter in self._frozen():
-            for group in _OF_GRADIENTS:
-                unpacked.pop(f"{group}/{parameter}", None)
+        for i in self._norms[values[self._norms] < 0]:
+            del unpacked[self.names[i]]
         for i in self._optional[np.isnan(values[self._optional])] if len(self._optional) else ():
-            unpacked.pop(self.names[i], None)
+            del unpacked[self.names[i]]
         if values[self._counts].all():
             return unpacked  # the usual case, four times as fast
         known, unpacked = unpacked, {}
@@ -178,9 +177,8 @@ class Schema:
             True
         """
         values = self._vector(stats)[len(self.metrics):].reshape(-1, CARRIED)
-        absent = {f"histogram/gradient/{parameter}" for parameter in self._frozen()}
         return {name: from_carried(each) for name, each in zip(self.histogram_names, values)
-                if name not in absent and np.isfinite(each).all() and each.any()}
+                if np.isfinite(each).all() and each.any()}
 
     def first_nonfinite(self, stats: Any) -> FirstNonfinite | None:
         """Which weight, activation or gradient was not finite first, in the order in which the step computed them.
@@ -200,10 +198,6 @@ class Schema:
             order = [*((kind, name[len(kind) + 6:]) for kind in ("weight", "grad") for name in self.names
                        if name.startswith(f"{kind}/norm/")), ("weight", ""), ("loss", ""), ("grad", "")]
         return first_nonfinite(values, order)
-
-    def _frozen(self) -> Sequence[str]:
-        ask = self.without_gradient() if self.without_gradient is not None else None
-        return ask() if ask is not None else ()
 
     def _vector(self, stats: Any) -> np.ndarray:
         values = np.asarray(stats.asnumpy() if hasattr(stats, "asnumpy") else stats, dtype=np.float64)

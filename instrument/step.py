@@ -183,7 +183,6 @@ class InstrumentedStep(Controls, StepGraph):
         self.hide("taps", choice.taps(self, network, self.step_count, activation_gradients))
         self.hide("_schema", Schema([]))
         self._schema.order = weakref.WeakMethod(self._execution_order)
-        self._schema.without_gradient = weakref.WeakMethod(self._without_gradient)
         try:
             self._build()
         except BaseException:

@@ -1,55 +1,78 @@
 """A parameter frozen after the optimizer was made: what each mode makes of it is said; PyNative's zeros are no gradient."""
-import numpy as np
+import mindspore as ms
 import pytest
 from mindspore import Tensor, nn
 
-from instrument import Histogram, InstrumentedStep
-from instrument.schema import Schema
+import instrument
+from instrument import InstrumentedStep, NormStats, TrainingMonitor
+from instrument.upgrade import upgrade
 from networks import MLP, mlp_batches
 
-OF_GRADIENT = {"grad/norm/first.weight", "grad/nonfinite/first.weight", "moment1/cosine/first.weight"}
+NAME = "grad/norm/first.weight"
 
 
-def make(network):
-    return InstrumentedStep(network, nn.Momentum(network.trainable_params(), 0.1, 0.9), activations=None, counts=True,
-                            moments=True, histograms=[Histogram("gradient", "first.weight", every=1)])
+def sgd(network):
+    return nn.Momentum(network.trainable_params(), 0.1, 0.9)
 
 
-def test_frozen_midway(mode):
-    network = MLP()
-    step = make(network)
-    weight = network.first.weight
-    moved = []
-    for number, batch in enumerate(mlp_batches(3)):
-        weight.requires_grad = number < 2
-        before = weight.asnumpy().copy()
-        stats = step(*map(Tensor, batch))[1]
-        values, histograms = step.schema.unpack(stats), step.schema.histograms(stats)
-        moved.append(bool((weight.asnumpy() != before).any()))
-        # A compiled graph goes on as it was compiled: there the parameter has a gradient still, and is trained by it.
-        has_gradient = number < 2 or mode == "graph"
-        assert OF_GRADIENT & set(values) == (OF_GRADIENT if has_gradient else set())
-        assert ("histogram/gradient/first.weight" in histograms) == has_gradient
-        assert "weight/norm/first.weight" in values and values["grad/norm/first.bias"] > 0
-        if has_gradient:
-            assert values["grad/norm/first.weight"] > 0
-    assert moved == [True] * 3  # by momentum in PyNative mode, which is what the warning says
-
-
-@pytest.mark.parametrize("number", [1, 8])
-def test_an_optimizer_with_frozen_parameters_is_told_of(told, number):
-    network = MLP()
-    optimizer = nn.SGD(network.trainable_params(), 0.1)
-    names = [parameter.name for parameter in network.trainable_params()][:number]
-    for parameter in list(network.trainable_params())[:number]:
-        parameter.requires_grad = False
-    InstrumentedStep(network, optimizer, activations=None)
+def expect(told, names):
+    """One message, of these parameters."""
     [message] = told
     told.clear()
-    assert "do not require a gradient: first.weight" in message and "Freeze first" in message
-    assert ("more" in message) == (len(names) > 5)
+    assert "do not require a gradient" in message and f"train: {names}. In graph mode" in message and "Freeze first" in message
 
 
-def test_a_schema_without_a_step_leaves_nothing_out():
-    schema = Schema(make(MLP()).schema.metrics)
-    assert len(schema.unpack(np.zeros(len(schema)))) == len(schema)
+def test_frozen_midway_and_thawed(mode, told):
+    network = MLP()
+    step = InstrumentedStep(network, sgd(network), activations=None)
+    weight = network.first.weight
+    seen, moved = [], []
+    for number, batch in enumerate(mlp_batches(5)):
+        weight.requires_grad = number not in (2, 3)
+        before = weight.asnumpy().copy()
+        stats = step(*map(Tensor, batch))[1]
+        seen.append((stats, number))
+        moved.append(bool((weight.asnumpy() != before).any()))
+    # Whenever a vector is read, it has what was so in its own step. A compiled graph goes on as it was compiled.
+    there = [NAME in step.schema.unpack(stats) for stats, _ in seen]
+    assert there == ([True] * 5 if mode == "graph" else [True, True, False, False, True])
+    assert all(step.schema.unpack(stats).get(NAME, 1) > 0 for stats, _ in seen)
+    assert all("weight/norm/first.weight" in step.schema.unpack(stats) for stats, _ in seen)
+    assert moved == [True] * 5  # by momentum in PyNative mode, which is what the warning says
+    if mode == "graph":
+        assert not told  # it looks at parameters now and then
+    else:
+        expect(told, "first.weight")
+
+
+@pytest.mark.parametrize("kind", ["step", "upgraded"])
+def test_frozen_before_the_first_call(mode, kind, told):
+    network = MLP()
+    optimizer = sgd(network)
+    step = InstrumentedStep(network, optimizer) if kind == "step" else upgrade(nn.TrainOneStepCell(network, optimizer))
+    network.first.weight.requires_grad = network.first.bias.requires_grad = False
+    step(*map(Tensor, mlp_batches(1)[0]))
+    expect(told, "first.weight, first.bias")
+
+
+def test_a_monitor_records_the_gradients_of_the_steps_that_had_them(tmp_path, told):
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+    network = MLP()
+    with TrainingMonitor(tmp_path / "run", alarms=[]).loop(InstrumentedStep(network, sgd(network), window=8)) as step:
+        for number, batch in enumerate(mlp_batches(8), 1):
+            network.first.weight.requires_grad = number not in (4, 5, 8)
+            step(*map(Tensor, batch))
+    ms.set_context(mode=ms.GRAPH_MODE)
+    run = instrument.read(tmp_path / "run")
+    assert run[NAME].step.tolist() == [1, 2, 3, 6, 7] and len(run["grad/norm"].step) == 8
+    expect(told, "first.weight")
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_norms_by_themselves_tell_of_it_too(told, number):
+    network = MLP()
+    parameters = sgd(network).parameters
+    for parameter in parameters[:number]:
+        parameter.requires_grad = False
+    NormStats(parameters)
+    expect(told, ", ".join(parameter.name for parameter in parameters[:number]))
