@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import mindspore as ms
 import numpy as np
@@ -10,7 +11,7 @@ from mindspore import Tensor, nn, ops
 from instrument.attention import AttentionProbe
 
 # By the number of parameters: arguments of the network, and how many texts make a batch.
-SIZES: dict[str, tuple[dict[str, int], int]] = {
+SIZES: dict[str, tuple[dict[str, Any], int]] = {
     "0.5M": ({"vocabulary": 96, "width": 96, "depth": 4, "heads": 4, "length": 64}, 12),
     "5M": ({"vocabulary": 512, "width": 256, "depth": 6, "heads": 8, "length": 128}, 8),
     "25M": ({"vocabulary": 512, "width": 512, "depth": 8, "heads": 8, "length": 128}, 8),

@@ -199,6 +199,11 @@ class TrainingMonitor(_OldHooks):
         return None if self._place is None else self._place.directory
 
     @property
+    def last_step(self) -> int:
+        """The step of the last record; of a run that goes on, the last one that it has until training begins."""
+        return self._last_step
+
+    @property
     def errors(self) -> Counter[str]:
         """How often each writer, alarm or other part failed."""
         return self._outlet.background.errors
@@ -228,7 +233,7 @@ class TrainingMonitor(_OldHooks):
                         "each run.")
 
     def loop(self, step: Callable[..., Any], *, schema: Schema | None = None, optimizer: Any = None,
-             epochs: int | None = None, steps_per_epoch: int | None = None) -> Loop:
+             epochs: int | None = None, steps_per_epoch: int | None = None, accumulate: int = 1) -> Loop:
         """Record a training loop of your own, in which each call of the step goes through what this returns.
 
         Args:
@@ -238,13 +243,15 @@ class TrainingMonitor(_OldHooks):
             optimizer: For the learning rate, where `step` is a function.
             epochs: How many epochs will be trained, for the time that is left; None: not known.
             steps_per_epoch: Calls an epoch, for `epoch`; likewise.
+            accumulate: Where `step` is a function: so many calls make one update. A run that resumes goes on after as many
+                calls as the updates that the loaded optimizer has made took.
 
         Returns:
             A context manager that is called like `step`, and has `should_stop` and `evaluation()`; see `instrument.loop.Loop`.
 
         Raises:
             TypeError: `step` cannot be called, or `schema` is none.
-            ValueError: A number is out of its range, or `step` has a schema of its own.
+            ValueError: A number is out of its range, or `schema` is that of a step, which has one of its own.
 
         Example:
             >>> step = InstrumentedStep(network, optimizer)
@@ -254,7 +261,8 @@ class TrainingMonitor(_OldHooks):
             >>> instrument.read("runs/loop")["loss"].step
             array([1, 2, 3])
         """
-        return Loop(self, step, schema=schema, optimizer=optimizer, epochs=epochs, steps_per_epoch=steps_per_epoch)
+        return Loop(self, step, schema=schema, optimizer=optimizer, epochs=epochs, steps_per_epoch=steps_per_epoch,
+                    accumulate=accumulate)
 
     def on_train_begin(self, run_context: Any) -> None:
         self._catch_up()  # of a call of Model.train that failed
@@ -294,6 +302,7 @@ class TrainingMonitor(_OldHooks):
             self._epochs.epoch_begins(params)
 
     def on_train_step_begin(self, run_context: Any) -> None:
+        self._is_used = True
         self._pace.step_begins()
         self._rates = None
         if self._outputs is not None and self._last_call + 1 - self._last_seen >= self.every:
@@ -301,6 +310,7 @@ class TrainingMonitor(_OldHooks):
                 self._rates = self._last_rates = self._outputs.rates_now()
 
     def on_train_step_end(self, run_context: Any) -> None:
+        self._is_used = True
         params = run_context.original_args()
         call = self._last_call = params.get("cur_step_num", self._last_call + 1)
         self._mark, self._training = self._pace.mark(call), run_context
@@ -330,7 +340,8 @@ class TrainingMonitor(_OldHooks):
         params = run_context.original_args()
         # Model.fit evaluates in a context of its own, in which no training can be stopped.
         context = self._training or run_context
-        self._read_the_rest(context)  # what was trained comes before what it is worth
+        if self.ranks == 1:  # of several, one alone may evaluate: an alarm would stop it a step before the others
+            self._read_the_rest(context)  # what was trained comes before what it is worth
         with self._reported("validation"):
             results = params.get("eval_results") or params.get("metrics") or {}
             values = {f"{VALIDATION}{'loss' if name == 'eval_loss' else name}": to_float(value)

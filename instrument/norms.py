@@ -216,10 +216,10 @@ class NormStats(nn.Cell):
         if names:
             self._told.update(names)
             more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-            tell(f"parameters that do not require a gradient are among those to train: {', '.join(names[:5])}{more}. In graph mode "
-                 "an optimizer that has them trains them all the same; in PyNative mode it is given zeros, with which momentum "
-                 "and weight decay still move them. Freeze first, and make the optimizer with network.trainable_params() "
-                 "afterwards.", stacklevel=4)
+            tell(f"parameters that do not require a gradient are among those to train: {', '.join(names[:5])}{more}. In graph "
+                 "mode an optimizer that has them trains them all the same; in PyNative mode it is given zeros, with which "
+                 "momentum and weight decay still move them. Freeze first, and make the optimizer with "
+                 "network.trainable_params() afterwards.", stacklevel=4)
 
     def construct(self, grads):
         """Measure.

@@ -100,7 +100,8 @@ class StepOutputs:
         The checkpoint has it in the optimizer's `global_step`, which counts updates; MindSpore 2.0.0 does so only where the
         learning rate has a schedule.
         """
-        made = int(to_float(getattr(self.optimizer, "global_step", None)) or 0) or last_recorded
+        updates = int(to_float(getattr(self.optimizer, "global_step", None)) or 0)
+        made = updates * getattr(self.cell, "calls_an_update", 1) or last_recorded
         if self.cell is None:
             self.steps_before = made - call
         elif hasattr(self.cell, "set_step") and int(self.cell.step_count.asnumpy()) == 0:
@@ -144,7 +145,8 @@ class StepOutputs:
 
     @property
     def _can_skip(self) -> bool:
-        return self.schema is not None and "skipped" in self.schema
+        """Whether a step may make no update, or what the cell counts is not updates."""
+        return (self.schema is not None and "skipped" in self.schema) or getattr(self.cell, "counts_calls", False)
 
     def taken(self, outputs: Any) -> Any:
         """What the call returned, with the vector of an upgraded step, which keeps it beside its outputs."""
@@ -191,7 +193,7 @@ class StepOutputs:
         if self.window is None:
             stats = self._stats(call.outputs)
             if stats is None:
-                if not self._has_told:
+                if not self._has_told and not getattr(self.cell, "counts_calls", False):  # which has told itself
                     self._has_told = True
                     tell(f"the train cell, {type(self.network).__name__}, does not return what the step in it returns, so the "
                          "loss alone is recorded. Have it return the step's own outputs, (loss, stats).")
@@ -247,7 +249,7 @@ class StepOutputs:
         if not is_last or (count is not None and int(count.asnumpy()) != reading.step):
             return {}
         skipped = False
-        if reading.vector is not None and self.schema is not None and self._can_skip:
+        if reading.vector is not None and self.schema is not None and "skipped" in self.schema:
             skipped = bool(reading.vector[self.schema.index("skipped")])
         return learning_rates(self.optimizer, skipped=skipped)
 

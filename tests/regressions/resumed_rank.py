@@ -10,7 +10,7 @@ from mindspore.communication import get_group_size, get_rank, init
 from mindspore.train.callback import RunContext
 
 from instrument import InstrumentedStep, TrainingMonitor
-from instrument.alarms import Alarm, Finding
+from instrument.alarms import NOT_JUDGED, Alarm, Finding
 from instrument.samples import TextSampler
 from networks import MLP, mlp_batches
 from ranks import tell
@@ -23,6 +23,8 @@ class Late(Alarm):
     """Stops training."""
 
     def check(self, record):
+        if "grad/norm" not in record.values:
+            return NOT_JUDGED
         return Finding("late", "grad/norm", record.values["grad/norm"]) if record.step >= STOPS_AT else None
 
 
@@ -43,6 +45,10 @@ def main():
             made.append(step.schema.unpack(outputs[1])["step"])
             params.update(cur_step_num=number, net_outputs=outputs)
             monitor.on_train_step_end(context)
+            if number % 4 == 0 and get_rank() == 0:  # alone
+                evaluated = RunContext({"mode": "eval", "eval_results": {"accuracy": number / 100}})
+                monitor.on_eval_begin(evaluated)
+                monitor.on_eval_end(evaluated)
             if context.get_stop_requested():
                 break
         monitor.on_train_end(context)

@@ -23,3 +23,4 @@ def test_a_resumed_job_goes_on_and_stops_as_one(tmp_path):
     assert run["grad/norm"].step.tolist() == [1, 3, 4, 6, 9, 12] and run.ranks[1]["step_time"].step.tolist() == [3, 6, 9, 12]
     # Made once what has been read is due, and with the number of the step that the weights have come to.
     assert [each["step"] for each in run.texts] == [3, 6, 9, 12, 12]
+    assert run["val/accuracy"].step.tolist() == [7, 11]  # that of step 4 was made again
