@@ -5,6 +5,7 @@
     nox -s tests -- -m core                  # the core tests on all of them
     nox -s "mindformers(1.9.0)"              # what MindSpore Transformers needs, on one of its releases
     nox -s dashboard                         # the live view, in a browser; MINDSPORE_PYTHON: a Python that can train
+    nox -s clients                           # writers, with the real clients
     nox -s docs                              # the manual and the reference, as pages
     nox -s lint types
 
@@ -79,12 +80,19 @@ def dashboard(session: nox.Session) -> None:
                 env={"TEST_BROWSER": "required"})
 
 
+@nox.session(python="3.11")
+def clients(session: nox.Session) -> None:
+    """The writers of Weights & Biases, MLflow, SwanLab and Prometheus, with the real clients; offline."""
+    session.install(".[mindspore,dev,clients]")
+    session.run("pytest", "tests/test_writers_clients.py", "tests/test_prometheus_server.py", *session.posargs)
+
+
 @nox.session
 def docs(session: nox.Session) -> None:
     """The manual and the reference as pages that work offline: .nox/site/html/index.html."""
     session.install("mkdocs-material>=9", "mkdocstrings[python]>=0.24")
     session.run("python", ".ci/site/pages.py")
-    session.run("mkdocs", "build", "--quiet", "--strict", "-f", ".ci/site/mkdocs.yml", env={"NO_MKDOCS_2_WARNING": "1"})
+    session.run("mkdocs", "build", "--strict", "-f", ".ci/site/mkdocs.yml", env={"NO_MKDOCS_2_WARNING": "1"})
 
 
 @nox.session

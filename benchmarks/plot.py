@@ -1,4 +1,4 @@
-"""The picture of `alternatives.py` in results/, which the README shows.
+"""The picture of `alternatives.py` in results/, which README.md of this folder shows.
 
     pip install matplotlib
     python benchmarks/plot.py

@@ -11,7 +11,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / ".nox" / "site" / "docs"
 REFERENCE = {
-    "step": ("The step", ["step.InstrumentedStep", "step.remove_taps", "schema.Schema", "schema.Metric", "norms.NormStats",
+    "step": ("The step", ["step.InstrumentedStep", "step.remove_taps", "schema.Schema", "schema.Metric",
+                          "nonfinite.FirstNonfinite", "norms.NormStats",
                           "attention.AttentionProbe", "histograms.Histogram", "bins", "upgrade.StepOptions",
                           "upgrade.upgrade"]),
     "monitor": ("The monitor", ["monitor.TrainingMonitor", "loop.Loop", "samples.TextSampler", "record.Record",
@@ -21,7 +22,8 @@ REFERENCE = {
                             "writers.summary.SummaryRecordWriter", "writers.weights_and_biases.WandbWriter",
                             "writers.mlflow_tracking.MlflowWriter", "writers.swanlab_runs.SwanLabWriter",
                             "writers.adapt.as_writer"]),
-    "alarms": ("Alarms", ["alarms.base.Alarm", "alarms.nonfinite.NonFinite", "alarms.spikes.GradientSpike",
+    "alarms": ("Alarms", ["alarms.default_alarms", "alarms.base.Alarm", "alarms.base.AlarmRaised",
+                          "alarms.nonfinite.NonFinite", "alarms.spikes.GradientSpike",
                           "alarms.spikes.LossSpike", "alarms.vanishing.VanishingGradient", "alarms.layers.DeadLayer",
                           "alarms.layers.UpdateRatio", "alarms.layers.HalfSaturation", "alarms.learning_rate.LearningRate",
                           "alarms.throughput.ThroughputDrop", "alarms.throughput.DataStarved",

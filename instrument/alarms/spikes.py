@@ -86,7 +86,8 @@ class _Spike(Alarm):
 
     def _finding(self, record: Record, value: float, x: float) -> Finding:
         median, deviation = self._usual.median(), self._deviation()
-        above = f"{(x - median) / deviation:.3g} deviations above" if deviation > 0 else "above"
+        of = " of the logarithm" if self._logarithms else ""
+        above = f"{(x - median) / deviation:.3g} deviations{of} above" if deviation > 0 else "above"
         where, detail = self._where(record)
         return Finding(f"{self.metric} is {value:.4g}, {above} {self._back(median):.4g}, the median of the last "
                        f"{len(self._usual)} good records{detail}", self.metric, value, where)

@@ -133,6 +133,12 @@ def test_everything_is_that_of_one_process_on_the_joined_batch(job):
             assert ("histogram/activation/act" in histograms) == (i != 2)
             if i != 2:
                 assert histograms["histogram/activation/act"] == counts
+            assert ("histogram/gradient/second.weight" in histograms) == (i == 0)
+            if i == 0:  # of the reduced gradient; both signs together
+                found = np.array(histograms["histogram/gradient/second.weight"][:bins.NONFINITE])
+                found[bins.ZERO + 1:] += found[bins.ZERO - 1::-1]
+                true = bins_of(np.abs(gradients[2]))
+                assert found[bins.ZERO:].tolist() == true[bins.ZERO:bins.NONFINITE] and sum(found[bins.ZERO:]) == 128
         history.append([loss, norm])
         weights = [w - 0.5 * g for w, g in zip(weights, gradients)]
 
