@@ -4,6 +4,7 @@ Owns how the taps' gate is closed again after a call, and how the network gets i
 """
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 import mindspore as ms
@@ -19,7 +20,8 @@ _Base: Any = object  # a Cell comes behind it among the bases, whose attributes 
 
 
 class Controls(_Base):
-    """Comes before a Cell among the bases. The class has `schedule`, `taps`, `ring`, `norm_stats` and `_schema`."""
+    """Comes before a Cell among the bases. The class has `schedule`, `taps`, `ring`, `norm_stats`, `_schema`, and
+    with `has_spread` `host_times`."""
 
     how_to_keep_a_window: ClassVar[str]
     _looks: int = 0
@@ -58,6 +60,20 @@ class Controls(_Base):
         """Measure the next update whatever `every` says. On several ranks, call it on each before the same step: in a data
         parallel job a measured step can have an AllReduce more, in which the others would wait for ever."""
         self.schedule.measure_next()
+
+    def tell_times(self, step_time: float, data_wait: float) -> None:
+        """Say how long this rank took for its last step, for the spread over ranks; a `TrainingMonitor` does so by itself.
+
+        They travel with the next measured steps, in the AllReduce that is there anyway, until others are told. Without
+        `ranks=True` they are not used.
+
+        Args:
+            step_time: Seconds; NaN where it is not known.
+            data_wait: Of these, seconds of waiting for data; likewise.
+        """
+        if self.has_spread:
+            told = [float(each) if 0 <= float(each) < 1e9 else math.nan for each in (step_time, data_wait)]
+            self.host_times.set_data(Tensor(np.array(told, np.float32)))
 
     def read_window(self, after: int | None = None) -> Window:
         """The vectors of measured steps that the device has kept, with one device-to-host copy.

@@ -58,9 +58,20 @@ class Observed(_Base):
     def split(self, grads):
         """Put aside what the slots carried."""
         own = grads[:self.weight_count]
+        if self.has_spread:
+            own = ops.depend(own, ops.assign(self.own_norm, self.norm_before(own)))
         if self.has_slots:
             own = ops.depend(own, ops.assign(self.carried, self.pack(grads[self.weight_count:])))
         return own
+
+    def norm_before(self, grads):
+        """The norm of this rank's gradients before the reduction, still scaled, float32 [1]; 0 where nothing is measured."""
+        if not self.decides:
+            return self.norm_stats.gradient_norm(grads)
+        norm = self.nothing
+        if self.schedule.is_on():
+            norm = self.norm_stats.gradient_norm(grads)
+        return norm
 
     def measure(self, grads, scale, overflow):
         """Measure the gradients and the weights, before the update.
@@ -88,16 +99,20 @@ class Observed(_Base):
             grads = self.map_over(ops.partial(gradients.unscale, ops.reshape(scale, ())), grads)
         values, _, norms = self.norm_stats.measure(grads)
         pieces = (scale, overflow, values)
+        taps, counters = (), ()
         if self.has_taps:
-            carried = ops.depend(self.carried, grads)[:self.tap_length]
-            pieces = pieces + (self.activation_stats((carried,), ops.reshape(scale * self.divisor, ())),)
+            taps = (ops.depend(self.carried, grads)[:self.tap_length],)
+        for start in self.counter_starts:
+            counters = counters + (ops.depend(self.carried, grads)[start:start + CARRIED],)
+        if self.joins_slots:
+            # Behind the reduction of the gradients, so that all ranks come to their AllReduces in one order.
+            _, taps, counters, _ = self.joining(ops.depend(scale, values), taps, counters, scale)
+        if self.has_taps:
+            pieces = pieces + (self.activation_stats(taps, ops.reshape(scale * self.divisor, ())),)
         if self.has_moments:
             pieces = pieces + (self.moment_stats(grads, norms[:self.weight_count]),)
         if self.has_histograms:
-            slots = ()
-            for start in self.counter_starts:
-                slots = slots + (ops.depend(self.carried, grads)[start:start + CARRIED],)
-            pieces = pieces + (self.histogram_stats(grads, slots, step),)
+            pieces = pieces + (self.histogram_stats(grads, counters, step),)
         written = ops.depend(written, ops.assign(self.measured, self.pack(pieces)))
         if self.has_updates:
             before = self.map_over(gradients.assign, self.weights_before, self.update_stats.before())
@@ -111,23 +126,38 @@ class Observed(_Base):
         measured = ops.depend(self.measured, loss)  # which waits for the update, and so for what was measured
         norm = measured[2:3]  # the schema of NormStats starts with grad/norm
         pieces = (ops.reshape(ops.cast(ops.depend(self.step_count, loss), ms.float32), (1,)),)
-        if self.has_loss:
-            pieces = pieces + (loss,)
+        losses = loss
         if self.has_parts:
-            pieces = pieces + (self.part_values(loss),)
+            losses = self.pack((loss, self.part_values(loss)))
+        own_norm, table = self.nothing, losses
+        if self.has_spread:
+            own_norm = ops.depend(self.own_norm, loss) / (measured[:1] * self.divisor)
+        if self.joins:
+            own = losses
+            if self.has_spread:
+                own = self.pack((loss, own_norm, self.host_times))
+            means, _, _, table = self.meeting(ops.depend(losses, measured), (), (), own)
+            if self.is_joined:
+                losses = means
+        if self.has_loss:
+            pieces = pieces + (losses,)
+        elif self.has_parts:
+            pieces = pieces + (losses[1:],)
         skipped = self.nothing
         if self.scales_loss:
             overflow = self.overflow_of(outputs, measured[1:2])
             skipped = self.is_left_out(outputs, overflow)
             pieces = pieces + (measured[:1], overflow, skipped)
         if self.has_spikes:
-            seen = self.pack((loss, norm))
+            seen = self.pack((losses[:1], norm))
             if not self.has_loss:
                 seen = self.pack((norm, norm))
             score = self.spike_score(seen)
             pieces = pieces + (ops.depend(score, self.spike_score.remember(seen, skipped)),)
         if self.clips_at is not None:
             pieces = pieces + (self.clipped(norm),)
+        if self.has_spread:
+            pieces = pieces + (own_norm, self.spread(table))
         pieces = pieces + (measured[2:self.body_end],)
         if self.has_updates:
             pieces = pieces + (self.update_stats(ops.depend(self.weights_before, loss), ops.depend(self.weight_norms, loss)),)

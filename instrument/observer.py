@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore.communication import get_group_size, get_rank
 
 from instrument import _compat
 from instrument.arguments import check_arguments
@@ -21,12 +22,13 @@ from instrument.bins import CARRIED
 from instrument.choice import Choice, choose, frozen_weights
 from instrument.controls import Controls, state
 from instrument.histograms import HistogramStats, choose_parameters
+from instrument.joining import HOST_TIMES, Extremes, Joining, Spread, own_norm
 from instrument.norms import NormStats
 from instrument.notices import tell
 from instrument.observed import Observed
 from instrument.optimizer_stats import MomentStats, UpdateStats
 from instrument.schedule import Schedule
-from instrument.schema import Metric, Schema
+from instrument.schema import Merge, Metric, Schema
 from instrument.scopes import scoped
 from instrument.spikes import SpikeScore
 from instrument.step_options import CannotUpgrade, StepOptions, check_options
@@ -157,6 +159,7 @@ class Observer(Controls, Observed):
         hide("listens", False)  # whether the compiler, or PyNative mode, now goes through the step
         hide("inner", self._cells["network"])
         self.prepare(options)
+        self._choose_ranks(options)
         hide("_schema", Schema([]))
         self._schema.order = weakref.WeakMethod(self._execution_order)
         hide("taps", choice.taps(self, network, self.step_count, options.activation_gradients))
@@ -170,6 +173,25 @@ class Observer(Controls, Observed):
         for name in ("grad", "grad_no_sens"):
             if name in self.__dict__:
                 self.uncover(name, f"stock_{name}")
+
+    def _choose_ranks(self, options: StepOptions) -> None:
+        """What is joined over the ranks of a data parallel job, and what is compared between them."""
+        hide = self.hide
+        ranks = get_group_size() if getattr(self, "reducer_flag", False) else 1
+        together = ranks > 1 and self.has_loss and not _compat.sharded_by()
+        hide("rank_count", ranks)
+        hide("is_joined", together and options.scope == "global")
+        hide("has_spread", together and bool(options.ranks))
+        hide("joins", self.is_joined or self.has_spread)
+        hide("loss_shares", ranks if self.is_joined and self.mean else 1)
+        # One process is all of them; several that train each by itself have losses of their own.
+        hide("scope", "global" if self.is_joined else "local")
+        if self.has_spread:
+            hide("spread", Spread(ranks))
+            hide("host_times", state("host_times", np.full(HOST_TIMES, np.nan, np.float32)))
+            hide("own_norm", state("own_norm", np.full(1, np.nan, np.float32)))
+        elif options.ranks:
+            tell("ranks=True has no effect: this is no data parallel job of several processes.", stacklevel=4)
 
     def uncover(self, name: str, kept_as: str) -> None:
         """Make the class's own `name` be found, in place of the object's, which is kept under another one."""
@@ -187,28 +209,36 @@ class Observer(Controls, Observed):
         hide("weight_count", len(self.weights))
         hide("tap_length", sum(tap.slot.size for tap in taps))
         hide("carried", state("carried", np.zeros(max(sum(slot.size for slot in slots), 1), np.float32)))
-        hide("activation_stats", ActivationStats(self.taps, True) if taps else None)
+        hide("activation_stats", ActivationStats(self.taps, True, self.is_joined, self.loss_shares) if taps else None)
+        hide("joins_slots", self.is_joined and bool(slots))
+        if self.joins_slots:
+            hide("joining", Joining(self.rank_count, get_rank(), self.taps.extremes() if taps else Extremes(), False))
+        if self.joins:
+            hide("meeting", Joining(self.rank_count, get_rank(), Extremes(), self.has_spread))
         hide("has_taps", bool(taps))
         hide("histogram_stats", HistogramStats(self.counted_parameters, [name for name, _ in counters]))
         hide("has_histograms", bool(self.histogram_stats.names))
         hide("counter_starts", tuple(self.tap_length + CARRIED * i for i in range(len(counters))))
         body = [*self.norm_stats.schema.metrics]
-        for part in (self.taps, self.moment_stats):
-            body += part.metrics() if part is not None else []
+        body += self.taps.metrics(self.scope) if self.taps is not None else []
+        body += self.moment_stats.metrics() if self.moment_stats is not None else []
         parts = self.loss_parts()
         hide("has_parts", bool(parts))
         head = [Metric("step", "step", "global", "identical")]
-        head += [Metric("loss", "loss", "local", "mean")] if self.has_loss else []
-        head += [Metric(f"loss/{part}", "loss", "local", "mean") for part in parts]
+        of_losses: Merge = "identical" if self.is_joined else "mean"
+        head += [Metric("loss", "loss", self.scope, of_losses)] if self.has_loss else []
+        head += [Metric(f"loss/{part}", "loss", self.scope, of_losses) for part in parts]
         if self.scales_loss:
             head += [Metric("loss_scale", "1", "global", "identical"), Metric("overflow", "flag", "global", "identical"),
                      Metric("skipped", "flag", "global", "identical")]
         if self.has_spikes:
             # Of this rank's loss, and unlike in `InstrumentedStep` nothing depends on it.
-            alone = _compat.rank_and_size()[1] == 1
+            alone = self.is_joined or _compat.rank_and_size()[1] == 1
             head.append(Metric("spike/score", "deviations", *(("global", "identical") if alone else ("local", "mean"))))
         if self.clips_at is not None:
             head.append(Metric("grad/norm_clipped", "1", "global", "identical"))
+        if self.has_spread:
+            head += [own_norm(), *self.spread.metrics()]
         hide("body_end", 2 + len(body))
         if self.update_stats is not None:
             body += self.update_stats.metrics()

@@ -277,20 +277,6 @@ class InstrumentedStep(Controls, StepGraph):
                              f"would have two scales. Call it every {self.accumulate} calls.")
         self.scale_sense.set_data(sens)
 
-    def tell_times(self, step_time: float, data_wait: float) -> None:
-        """Say how long this rank took for its last step, for the spread over ranks; a `TrainingMonitor` does so by itself.
-
-        They travel with the next measured steps, in the AllReduce that is there anyway, until others are told. Without
-        `ranks=True` they are not used.
-
-        Args:
-            step_time: Seconds; NaN where it is not known.
-            data_wait: Of these, seconds of waiting for data; likewise.
-        """
-        if self.has_spread:
-            told = [float(each) if 0 <= float(each) < 1e9 else math.nan for each in (step_time, data_wait)]
-            self.host_times.set_data(Tensor(np.array(told, np.float32)))
-
     def _let_go(self) -> None:
         if _steps.get(id(self.network)) is self:
             del _steps[id(self.network)]

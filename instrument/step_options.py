@@ -9,6 +9,7 @@ from mindspore import nn
 from instrument.arguments import check_arguments
 from instrument.histograms import Histogram, check_histograms
 from instrument.optimizer_stats import moments_of
+from instrument.schema import Scope
 from instrument.select import Activations
 from instrument.taps import DEFAULT_STATS
 
@@ -19,7 +20,11 @@ class CannotUpgrade(ValueError):
 
 @dataclass(frozen=True)
 class StepOptions:
-    """What is measured in an upgraded step: the arguments of `InstrumentedStep` that do not change training."""
+    """What is measured in an upgraded step: the arguments of `InstrumentedStep` that do not change training.
+
+    `scope` is `"local"` by default, since a stock step has no AllReduce but those of its gradients: `"global"` adds two small
+    ones to a measured step in data parallel, of what is measured and of the loss; `ranks=True` that of the loss.
+    """
 
     activations: Activations = "blocks"
     activation_stats: Sequence[str] = DEFAULT_STATS
@@ -33,6 +38,8 @@ class StepOptions:
     spike_window: int | None = None
     attention: bool = True
     histograms: Sequence[Histogram] = ()
+    scope: Scope = "local"
+    ranks: bool = False
     allow_unverified: bool = False
 
 
@@ -42,6 +49,6 @@ def check_options(network: nn.Cell, optimizer: nn.Cell, options: StepOptions) ->
         moments_of(optimizer)
     check_arguments(network, optimizer, loss_scale=None, max_grad_norm=None, accumulate=1, loss_key=None,
                     activation_stats=options.activation_stats, every=options.every, window=options.window,
-                    spike_window=options.spike_window, allow_unverified=options.allow_unverified, counts=options.counts,
-                    updates=options.updates, moments=options.moments, histograms=options.histograms)
+                    spike_window=options.spike_window, scope=options.scope, allow_unverified=options.allow_unverified,
+                    counts=options.counts, updates=options.updates, moments=options.moments, histograms=options.histograms)
     check_histograms(options.histograms, options.every)

@@ -116,6 +116,10 @@ def test_in_a_single_process_ranks_has_no_effect_and_says_so(told):
     InstrumentedStep(network, adam(network), ranks=True)
     assert told == ["UserWarning: ranks=True has no effect: this is no data parallel job of several processes."]
     told.clear()
+    network = MLP()
+    step = upgrade(nn.TrainOneStepCell(network, adam(network)), StepOptions(ranks=True, scope="global"))
+    assert not step.joins and told == ["UserWarning: ranks=True has no effect: this is no data parallel job of several processes."]
+    told.clear()
 
 
 @pytest.mark.parametrize("scope", ["global", "local"])

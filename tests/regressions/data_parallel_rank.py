@@ -1,6 +1,6 @@
 """One rank of test_data_parallel: trains on its part of each batch, and tells what the steps say.
 
-    python data_parallel_rank.py graph|pynative [local|joined|summed] ...
+    python data_parallel_rank.py graph|pynative [local|joined|summed|stock|scaled] ...
 """
 import sys
 import time
@@ -13,6 +13,7 @@ from mindspore.train.callback import RunContext
 
 from instrument import AttentionProbe, Histogram, InstrumentedStep, TrainingMonitor
 from instrument.taps import ALL_STATS
+from instrument.upgrade import StepOptions, upgrade
 from networks import MLP, mlp_batches
 from ranks import tell
 
@@ -93,8 +94,26 @@ def summed_run():
         show("summed", step, step(mine(x), mine(y)))
 
 
+def stock_run(scaled):
+    """MindSpore's own step, made to measure what all ranks do."""
+    ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True, device_num=get_group_size())
+    network = MLP()
+    optimizer = nn.SGD(network.trainable_params(), 0.5)
+    kind = nn.TrainOneStepWithLossScaleCell if scaled else nn.TrainOneStepCell
+    step = kind(network, optimizer, **({"scale_sense": Tensor(8.0, ms.float32)} if scaled else {}))
+    upgrade(step, StepOptions(activations="leaves", activation_stats=ALL_STATS, activation_gradients=True, scope="global",
+                              ranks=True, spike_window=2, every=2 if scaled else 1,
+                              histograms=[Histogram("activation", "act", every=2)]))
+    step.set_train()
+    for x, y in mlp_batches(STEPS):
+        step.tell_times(1.0 + get_rank(), 0.5)
+        loss = step(mine(x), mine(y))
+        show("scaled" if scaled else "stock", step, (loss[0] if scaled else loss, step.snapshot()))
+
+
 if __name__ == "__main__":
     ms.set_context(mode=ms.GRAPH_MODE if sys.argv[1] == "graph" else ms.PYNATIVE_MODE, device_target="CPU")
     init()
     for run in sys.argv[2:]:
-        {"local": local_run, "joined": joined_run, "summed": summed_run}[run]()
+        {"local": local_run, "joined": joined_run, "summed": summed_run,
+         "stock": lambda: stock_run(False), "scaled": lambda: stock_run(True)}[run]()

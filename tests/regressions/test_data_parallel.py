@@ -15,7 +15,7 @@ from ranks import job as job_of
 
 HERE = pathlib.Path(__file__).parent
 NEAR = 5e-6  # float32 forward, backward and reduction
-CALLS = {"local": 4, "joined": 4, "summed": 8}
+CALLS = {"local": 4, "joined": 4, "summed": 8, "stock": 4, "scaled": 4}
 # Mode, number of processes, and what they run. Four are slow on a machine of two cores, so that one run has to do.
 JOBS = ("graph", 2, tuple(CALLS)), ("pynative", 2, tuple(CALLS)), ("graph", 4, ("joined",)), ("pynative", 4, ("joined",))
 
@@ -140,6 +140,43 @@ def test_everything_is_that_of_one_process_on_the_joined_batch(job):
                 true = bins_of(np.abs(gradients[2]))
                 assert found[bins.ZERO:].tolist() == true[bins.ZERO:bins.NONFINITE] and sum(found[bins.ZERO:]) == 128
         history.append([loss, norm])
+        weights = [w - 0.5 * g for w, g in zip(weights, gradients)]
+
+
+@pytest.mark.parametrize("name", ["stock", "scaled"])
+def test_a_stock_step_that_is_made_to_measure_is_joined_too(pair, name):
+    weights, history = first_weights(), []
+    for i, (x, y) in enumerate(mlp_batches(4)):
+        loss, gradients, outputs, d_outputs = reference.MLP(weights).step(x, y)
+        norm = reference.norm(*gradients)
+        parts = [reference.MLP(weights).step(*each) for each in zip(pair.parts(x), pair.parts(y))]
+        own = [(part[0], reference.norm(*part[1])) for part in parts]
+        if name == "stock" or i % 2 or i == 0:  # the others are not measured with every=2
+            history.append((loss, norm))
+            expected = {"step": i + 1, "loss": loss, "grad/norm": norm, "weight/norm": reference.norm(*weights)}
+            for cell in ("first", "act", "second"):
+                expected.update({f"activation/{stat}/{cell}": each
+                                 for stat, each in reference.activation(outputs[cell]).items()})
+                expected.update({f"activation_grad/{stat}/{cell}": each
+                                 for stat, each in reference.activation(d_outputs[cell]).items() if stat != "count"})
+            for column, metric in enumerate(("loss", "grad/norm_local")):
+                values = [each[column] for each in own]
+                expected.update({f"rank/min/{metric}": min(values), f"rank/max/{metric}": max(values),
+                                 f"rank/argmax/{metric}": np.argmax(values)})
+            expected.update({"rank/min/step_time": 1, "rank/max/step_time": 2, "rank/argmax/step_time": 1,
+                             "rank/max/data_wait": 0.5})
+        for rank in range(pair.ranks):
+            own_loss, values, histograms, scopes = pair.rows[name][rank][i]
+            assert own_loss == near(own[rank][0])  # what the step returns is the rank's
+            assert {each: values[each] for each in expected} == {each: near(value) for each, value in expected.items()}
+            if name == "stock" or i % 2 or i == 0:
+                assert values["grad/norm_local"] == near(own[rank][1])
+            if name == "stock" and i != 2:
+                assert histograms["histogram/activation/act"] == bins_of(outputs["act"])
+            if name == "stock" and i == 2:
+                mean, deviation = np.mean(history[:2], 0), np.std(history[:2], 0)
+                assert values["spike/score"] == near(np.max((np.array([loss, norm]) - mean) / deviation), rel=1e-3)
+            assert scopes["loss"] == scopes["activation/rms/act"] == ["global", "identical"]
         weights = [w - 0.5 * g for w, g in zip(weights, gradients)]
 
 
