@@ -118,7 +118,7 @@ def test_in_a_single_process_ranks_has_no_effect_and_says_so(told):
     told.clear()
     network = MLP()
     step = upgrade(nn.TrainOneStepCell(network, adam(network)), StepOptions(ranks=True, scope="global"))
-    assert not step.joins and told == ["UserWarning: ranks=True has no effect: this is no data parallel job of several processes."]
+    assert not step.joins and len(told) == 1 and "ranks=True has no effect" in told[0]
     told.clear()
 
 

@@ -37,8 +37,8 @@ class SlowRank(TimeShare):
     """
 
     needs: tuple[str, ...] = ("rank/max/data_wait",)
-    hint = ("Make the step by InstrumentedStep(..., ranks=True), or measure a stock one with StepOptions(ranks=True), in a data "
-            "parallel job of several processes.")
+    hint = ("Make the step by InstrumentedStep(..., ranks=True), or measure a stock one with StepOptions(ranks=True), in a "
+            "data parallel job of several processes.")
 
     def __init__(self, *, fraction: float = 0.1, window: int = 50, policy: Policy = "log", name: str | None = None,
                  quiet: int | None = None):
