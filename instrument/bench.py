@@ -169,14 +169,20 @@ def show(second: float, rows: Sequence[Cost], console: Console | None = None) ->
         low, high = row.quartiles
         table.add_row(row.name, f"{row.median - 1:+.1%}", f"{low - 1:+.1%} to {high - 1:+.1%}", f"{row.minimum - 1:+.1%}",
                       f"{row.pairs}", f"{row.metrics}", f"{4 * row.metrics:,}", f"{row.compile_seconds:.1f}")
-    (console or Console(highlight=False)).print(table)
+    (console or wide_console()).print(table)
+
+
+def wide_console() -> Console:
+    """A console whose tables are not folded where it is no terminal, as in a log."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=150)
 
 
 def main(seconds: float = 60.0, mode: str = "graph", device: str | None = None, size: str = "5M") -> None:
     """Compare steps of a GPT, and print machine, table and one line of JSON."""
     target = {"device_target": device} if device else {}
     ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE, **target)
-    console = Console(highlight=False)
+    console = wide_console()
     console.print(machine())
     network, batch = SIZES[size]
 
