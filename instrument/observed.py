@@ -13,6 +13,7 @@ from mindspore import ops
 
 from instrument import gradients, stats
 from instrument.bins import CARRIED
+from instrument.joining import HOST_TIMES
 
 _Base: Any = object  # a Cell comes behind it among the bases, whose attributes no type checker knows
 
@@ -25,12 +26,15 @@ class Observed(_Base):
         loss = outputs
         if isinstance(outputs, tuple):
             loss = outputs[0]
-        written = self.nothing
+        written, times = self.nothing, self.nothing
+        if self.has_spread:
+            # Copied outside of the condition: inside of it, 2.7.0 reads where the Parameter lay before it was set.
+            times = self.pack((self.host_times, self.nothing))
         if not self.decides:
-            written = self.finish(outputs, loss)
+            written = self.finish(outputs, loss, times)
         else:
             if self.schedule.is_on():
-                written = self.finish(outputs, loss)
+                written = self.finish(outputs, loss, times)
             step = ops.depend(ops.depend(self.step_count, loss), written)
             written = ops.depend(written, self.schedule.advance(step))
         # The call must not return before the vector is there: what the host reads then would be the last one.
@@ -120,7 +124,7 @@ class Observed(_Base):
             written = ops.depend(ops.depend(written, before), own_norms)
         return written
 
-    def finish(self, outputs, loss):
+    def finish(self, outputs, loss, times):
         """Complete the vector and write it, after the update. Returns: something that waits for that."""
         loss = self.loss_of(ops.reshape(self.mean_of(ops.cast(loss, ms.float32)), (1,)))
         measured = ops.depend(self.measured, loss)  # which waits for the update, and so for what was measured
@@ -135,7 +139,7 @@ class Observed(_Base):
         if self.joins:
             own = losses
             if self.has_spread:
-                own = self.pack((loss, own_norm, self.host_times))
+                own = self.pack((loss, own_norm, times[:HOST_TIMES]))
             means, _, _, table = self.meeting(ops.depend(losses, measured), (), (), own)
             if self.is_joined:
                 losses = means

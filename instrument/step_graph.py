@@ -111,7 +111,8 @@ class StepGraph(nn.TrainOneStepCell):
             grads = self.map(ops.partial(gradients.unscale, scale), grads)
         own_norm = self.no_spike
         if self.has_spread and self.measuring:
-            own_norm = self._own_norm(grads)
+            # With the times, copied outside of a condition: inside of it, 2.7.0 reads where the Parameter lay before.
+            own_norm = self.concat((self._own_norm(grads), self.host_times))
             grads = ops.depend(grads, own_norm)
         grads = self.grad_reducer(grads)
         step = self.step_count + 1
@@ -229,7 +230,7 @@ class StepGraph(nn.TrainOneStepCell):
         if self.max_grad_norm is not None:
             head = head + (values[:1] * self._clip_factor(squares),)
         if self.has_spread:
-            head = head + (own_norm, self.spread(table))
+            head = head + (own_norm[:1], self.spread(table))
         head = head + (values,)
         if self.has_taps:
             head = head + (self.activation_stats(slots, scale),)
@@ -244,7 +245,7 @@ class StepGraph(nn.TrainOneStepCell):
         """What is compared over ranks, of this one; of no meaning where nothing is."""
         own = losses
         if self.has_spread:
-            own = self.concat((losses[:1], own_norm, self.host_times))
+            own = self.concat((losses[:1], own_norm))
         return own
 
     def _gradient_square_sum(self, grads):
