@@ -10,10 +10,13 @@ from typing import Any, ClassVar
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn
+from mindspore.communication import get_group_size
 
 from instrument import _compat
+from instrument.joining import HOST_TIMES, Spread
 from instrument.nonfinite import Place, execution_order
-from instrument.schema import Schema
+from instrument.notices import tell
+from instrument.schema import Schema, Scope
 from instrument.window import Window
 
 _Base: Any = object  # a Cell comes behind it among the bases, whose attributes no type checker knows
@@ -107,6 +110,25 @@ class Controls(_Base):
             self.hide("taps", None)
             self._build()
             getattr(self, "compile_cache", set()).clear()  # the next call compiles anew, without taps
+
+    def _choose_joining(self, scope: Scope, ranks: bool, *, can_join: bool = True) -> None:
+        """What is joined over the ranks of a data parallel job, and whether they are compared: both take an AllReduce."""
+        hide = self.hide
+        hide("ranks", get_group_size() if getattr(self, "reducer_flag", False) else 1)
+        hide("is_together", self.ranks > 1 and can_join and not _compat.sharded_by())
+        hide("is_joined", self.is_together and scope == "global")
+        hide("has_spread", self.is_together and bool(ranks))
+        hide("joins", self.is_joined or self.has_spread)
+        # The gradient that is trained on is of the mean of the ranks' losses, or else of their sum.
+        hide("loss_shares", self.ranks if self.is_joined and self.mean else 1)
+        # Processes that train by themselves have each a loss of their own.
+        alone = _compat.rank_and_size()[1] == 1
+        hide("scope", "global" if self.is_joined or (scope == "global" and alone) else "local")
+        if self.has_spread:
+            hide("spread", Spread(self.ranks))
+            hide("host_times", state("host_times", np.full(HOST_TIMES, np.nan, np.float32)))
+        elif ranks:
+            tell("ranks=True has no effect: this is no data parallel job of several processes.", stacklevel=5)
 
     def _look_for_frozen(self) -> None:
         """Say which parameters the optimizer has that are frozen, and have PyNative mode leave out their gradients' norms.

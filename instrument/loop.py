@@ -187,10 +187,11 @@ class _Numbered:
     def taken(self, outputs: Any) -> tuple[Any, str]:
         """The outputs of a call, with a vector that has the number of the step; and why there is no vector."""
         self.made += 1
-        loss, stats = outputs[:2] if isinstance(outputs, (tuple, list)) and len(outputs) > 1 else (outputs, None)
-        if stats is None:
-            is_pair = isinstance(outputs, (tuple, list)) and len(outputs) > 1
-            return loss, "" if is_pair else f"and it returned {type(outputs).__name__}"  # (loss, None): not measured
+        if not isinstance(outputs, (tuple, list)) or len(outputs) < 2:
+            return outputs, f"and it returned {type(outputs).__name__}"
+        loss, stats = outputs[:2]
+        if stats is None:  # not measured
+            return loss, ""
         shapes = [tuple(getattr(each, "shape", ())) for each in (loss, stats)]
         if np.prod(shapes[0], dtype=int) != 1 or shapes[1] != (len(self._given),):
             return None, (f"a scalar and a vector of shape ({len(self._given)},), and it returned two of shapes {shapes[0]} "

@@ -302,7 +302,6 @@ class TrainingMonitor(_OldHooks):
             self._epochs.epoch_begins(params)
 
     def on_train_step_begin(self, run_context: Any) -> None:
-        self._is_used = True
         self._pace.step_begins()
         self._rates = None
         if self._outputs is not None and self._last_call + 1 - self._last_seen >= self.every:
@@ -331,7 +330,6 @@ class TrainingMonitor(_OldHooks):
         self.close()
 
     def on_eval_begin(self, run_context: Any) -> None:
-        self._is_used = True
         self._pace.evaluation_begins()
 
     def on_eval_end(self, run_context: Any) -> None:

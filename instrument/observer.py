@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
-from mindspore.communication import get_group_size, get_rank
+from mindspore.communication import get_rank
 
 from instrument import _compat
 from instrument.arguments import check_arguments
@@ -22,7 +22,7 @@ from instrument.bins import CARRIED
 from instrument.choice import Choice, choose, frozen_weights
 from instrument.controls import Controls, state
 from instrument.histograms import HistogramStats, choose_parameters
-from instrument.joining import HOST_TIMES, Extremes, Joining, Spread, own_norm
+from instrument.joining import Extremes, Joining, own_norm
 from instrument.norms import NormStats
 from instrument.notices import tell
 from instrument.observed import Observed
@@ -159,7 +159,9 @@ class Observer(Controls, Observed):
         hide("listens", False)  # whether the compiler, or PyNative mode, now goes through the step
         hide("inner", self._cells["network"])
         self.prepare(options)
-        self._choose_ranks(options)
+        self._choose_joining(options.scope, options.ranks, can_join=self.has_loss)
+        if self.has_spread:
+            hide("own_norm", state("own_norm", np.full(1, np.nan, np.float32)))
         hide("_schema", Schema([]))
         self._schema.order = weakref.WeakMethod(self._execution_order)
         hide("taps", choice.taps(self, network, self.step_count, options.activation_gradients))
@@ -173,25 +175,6 @@ class Observer(Controls, Observed):
         for name in ("grad", "grad_no_sens"):
             if name in self.__dict__:
                 self.uncover(name, f"stock_{name}")
-
-    def _choose_ranks(self, options: StepOptions) -> None:
-        """What is joined over the ranks of a data parallel job, and what is compared between them."""
-        hide = self.hide
-        ranks = get_group_size() if getattr(self, "reducer_flag", False) else 1
-        together = ranks > 1 and self.has_loss and not _compat.sharded_by()
-        hide("rank_count", ranks)
-        hide("is_joined", together and options.scope == "global")
-        hide("has_spread", together and bool(options.ranks))
-        hide("joins", self.is_joined or self.has_spread)
-        hide("loss_shares", ranks if self.is_joined and self.mean else 1)
-        # One process is all of them; several that train each by itself have losses of their own.
-        hide("scope", "global" if self.is_joined else "local")
-        if self.has_spread:
-            hide("spread", Spread(ranks))
-            hide("host_times", state("host_times", np.full(HOST_TIMES, np.nan, np.float32)))
-            hide("own_norm", state("own_norm", np.full(1, np.nan, np.float32)))
-        elif options.ranks:
-            tell("ranks=True has no effect: this is no data parallel job of several processes.", stacklevel=4)
 
     def uncover(self, name: str, kept_as: str) -> None:
         """Make the class's own `name` be found, in place of the object's, which is kept under another one."""
@@ -212,9 +195,9 @@ class Observer(Controls, Observed):
         hide("activation_stats", ActivationStats(self.taps, True, self.is_joined, self.loss_shares) if taps else None)
         hide("joins_slots", self.is_joined and bool(slots))
         if self.joins_slots:
-            hide("joining", Joining(self.rank_count, get_rank(), self.taps.extremes() if taps else Extremes(), False))
+            hide("joining", Joining(self.ranks, get_rank(), self.taps.extremes() if taps else Extremes(), False))
         if self.joins:
-            hide("meeting", Joining(self.rank_count, get_rank(), Extremes(), self.has_spread))
+            hide("meeting", Joining(self.ranks, get_rank(), Extremes(), self.has_spread))
         hide("has_taps", bool(taps))
         hide("histogram_stats", HistogramStats(self.counted_parameters, [name for name, _ in counters]))
         hide("has_histograms", bool(self.histogram_stats.names))

@@ -14,17 +14,16 @@ from typing import Any, Union
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
-from mindspore.communication import get_group_size, get_rank
+from mindspore.communication import get_rank
 
 from instrument import _compat
 from instrument.arguments import check_arguments
 from instrument.choice import choose, frozen_weights
 from instrument.controls import Controls, state
 from instrument.histograms import Histogram, HistogramStats, check_histograms, choose_parameters
-from instrument.joining import HOST_TIMES, Extremes, Joining, Spread, own_norm
+from instrument.joining import Extremes, Joining, own_norm
 from instrument.losses import LossKey, LossOutputs
 from instrument.norms import NormStats
-from instrument.notices import tell
 from instrument.optimizer_stats import MomentStats, UpdateStats, moments_of
 from instrument.schedule import Schedule, draws_random_numbers
 from instrument.schema import Merge, Metric, Schema, Scope
@@ -158,7 +157,8 @@ class InstrumentedStep(Controls, StepGraph):
         self.can_skip = self.scaled or self.skips_spikes
         self.threshold = Tensor([skip_spikes or 0.0], ms.float32)
         self.no_spike = Tensor([0.0], ms.float32)
-        self._choose_scope(scope, ranks)
+        self._choose_joining(scope, ranks)
+        self.hide("joins", self.joins or (self.is_together and self.has_spikes))  # ranks must skip alike
         if spike_window is not None:
             self.spike_history = Parameter(Tensor(np.zeros((spike_window + 1, 2)), ms.float32), name="spike_history",
                                            requires_grad=False)
@@ -220,22 +220,6 @@ class InstrumentedStep(Controls, StepGraph):
             self.hide("sums", ParameterTuple(sums))
             self.hide("weight_sums", ParameterTuple(sums[:self.weight_count]))
             self.hide("loss_sums", state("sum_of_losses", np.zeros(LOSSES, np.float32)))
-
-    def _choose_scope(self, scope: Scope, ranks: bool) -> None:
-        """What is joined over ranks, and where the graph has an AllReduce for it."""
-        self.ranks = get_group_size() if self.reducer_flag else 1
-        together = self.ranks > 1 and not _compat.sharded_by()
-        self.is_joined, self.has_spread = together and scope == "global", together and ranks
-        self.joins = self.is_joined or self.has_spread or (together and self.has_spikes)  # ranks must skip alike
-        # The gradient that is trained on is of the mean of the ranks' losses, or else of their sum.
-        self.loss_shares = self.ranks if self.is_joined and self.mean else 1
-        # Processes that train by themselves have each a loss of their own.
-        self.scope: Scope = "global" if self.is_joined or (scope == "global" and _compat.rank_and_size()[1] == 1) else "local"
-        if self.has_spread:
-            self.hide("spread", Spread(self.ranks))
-            self.hide("host_times", state("host_times", np.full(HOST_TIMES, np.nan, np.float32)))
-        elif ranks:
-            tell("ranks=True has no effect: this is no data parallel job of several processes.", stacklevel=4)
 
     def _name_metrics(self) -> None:
         of_losses: Merge = "mean" if self.scope == "local" else "identical"

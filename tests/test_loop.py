@@ -24,7 +24,7 @@ class At(Alarm):
         return Finding("now", "loss", record.values["loss"]) if record.step == self.step else None
 
 
-def counted(start=0):
+def counted():
     """A step without MindSpore: returns (loss, stats) with a loss of ten times the number of its call."""
     calls = []
 
