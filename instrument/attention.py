@@ -107,7 +107,7 @@ class AttentionProbe(nn.Cell):
         ValueError: `kind` is neither, or x is a scalar (when the step is compiled or called).
         TypeError: x is not of a float type (when the step is compiled or called).
 
-    Example:
+    Examples:
         In `__init__` of the network's cell, and in its `construct`:
 
         >>> self.probe = AttentionProbe()                                                        # doctest: +SKIP

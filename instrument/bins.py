@@ -74,7 +74,7 @@ def merge(*counts: Any) -> np.ndarray:
     Raises:
         ValueError: There is none, or one is no vector of counts.
 
-    Example:
+    Examples:
         >>> merge(np.ones(BINS, int), np.ones(BINS, int))[ZERO]
         2
     """
@@ -103,7 +103,7 @@ def quantiles(counts: Any, q: Any) -> np.ndarray:
     Raises:
         ValueError: `counts` is no vector of counts, or a fraction is not between 0 and 1.
 
-    Example:
+    Examples:
         >>> counts = np.zeros(BINS, int); counts[ZERO + 1 - LOWEST] = 100       # from 1 to 2
         >>> quantiles(counts, 0.5).round(3)
         1.409

@@ -42,7 +42,7 @@ class Histogram:
     Raises:
         ValueError: One of them is none of these.
 
-    Example:
+    Examples:
         >>> step = InstrumentedStep(network, optimizer, histograms=[Histogram("gradient", "2.weight", every=50)])
         >>> step.schema.histogram_names
         ('histogram/gradient/2.weight',)

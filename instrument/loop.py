@@ -125,7 +125,7 @@ class Loop:
         It does nothing to the network: `network.set_train(False)` before, and `True` after it, is the loop's part. Of an
         evaluation that fails nothing is recorded.
 
-        Example:
+        Examples:
             >>> step = InstrumentedStep(network, optimizer)
             >>> with TrainingMonitor("runs/loop").loop(step) as train_step:
             ...     outputs = train_step(x, y)

@@ -93,7 +93,7 @@ class Record:
         Raises:
             ValueError: `stats` is not a vector of K elements.
 
-        Example:
+        Examples:
             >>> from instrument.schema import Metric
             >>> names = Metric("step", "step", "global", "identical"), Metric("loss", "loss", "local", "mean")
             >>> record = Record.from_stats([10.0, 2.5], Schema(names), time=1735387200.12)

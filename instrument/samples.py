@@ -27,7 +27,7 @@ class TextSampler:
         ValueError: There is no prompt, or `every` is not a positive integer.
         TypeError: `generate` cannot be called, or a prompt is no text.
 
-    Example:
+    Examples:
         >>> sampler = TextSampler(lambda prompt: prompt + "!", ["def "], every=100)
         >>> sampler.sample()
         {'sample/0': 'def !'}

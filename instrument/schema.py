@@ -68,7 +68,7 @@ class Schema:
     Raises:
         ValueError: Two metrics or two histograms have one name.
 
-    Example:
+    Examples:
         >>> schema = Schema([Metric("step", "step", "global", "identical"), Metric("loss", "loss", "local", "mean")])
         >>> schema.unpack([3.0, 0.5])
         {'step': 3.0, 'loss': 0.5}
@@ -170,7 +170,7 @@ class Schema:
         Raises:
             ValueError: `stats` does not have K elements.
 
-        Example:
+        Examples:
             >>> step = InstrumentedStep(network, optimizer, histograms=[Histogram("weight", "0.weight")])
             >>> loss, stats = step(x, y)
             >>> int(step.schema.histograms(stats)["histogram/weight/0.weight"].sum()) == net[0].weight.size

@@ -107,7 +107,7 @@ class InstrumentedStep(Controls, StepGraph):
         TypeError: An argument has the wrong type.
         ValueError: An argument has a value that cannot work; the message says what to do. The network is as it was.
 
-    Example:
+    Examples:
         >>> step = InstrumentedStep(nn.WithLossCell(net, loss_fn), nn.Adam(net.trainable_params(), 1e-3))
         >>> loss, stats = step(x, y)
         >>> values = step.schema.unpack(stats)

@@ -58,7 +58,7 @@ def upgrade(step: nn.Cell, options: StepOptions | None = None) -> Any:
         ValueError: An option has a value that cannot work. The step is as it was.
         TypeError: An option has the wrong type.
 
-    Example:
+    Examples:
         >>> step = upgrade(nn.TrainOneStepCell(network, optimizer), StepOptions(activations="leaves"))
         >>> loss = step(x, y)
         >>> step.schema.unpack(step.snapshot())["grad/norm"] > 0

@@ -25,7 +25,7 @@ class Baseline:
     Args:
         window: How many values are kept, and so many records.
 
-    Example:
+    Examples:
         >>> baseline = Baseline(5)
         >>> for value in (1.0, 2.0, 3.0, 4.0, 100.0):
         ...     baseline.add(value)

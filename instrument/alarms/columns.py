@@ -47,7 +47,7 @@ class Columns:
     Attributes:
         kinds: How many kinds of records, which differ in their names, it has sorted out.
 
-    Example:
+    Examples:
         >>> columns = Columns()
         >>> record = Record(1, 0.0, {"loss": 2.0, "grad/norm/a": 0.5, "grad/norm/b": 0.25})
         >>> group, values = columns.select(record, "grad/norm/")

@@ -31,7 +31,7 @@ class AlarmSet:
         TypeError: One of `alarms` is no `Alarm`.
         ValueError: Two have the same name.
 
-    Example:
+    Examples:
         >>> watch = AlarmSet([NonFinite()])
         >>> [str(each) for each in watch.observe(Record(7, 0.0, {"loss": float("nan")}))]
         ['NonFinite at step 7: loss is nan. First not finite: loss (nothing measured before it was finite)']

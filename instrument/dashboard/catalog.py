@@ -187,7 +187,7 @@ def layered(names: Iterable[str]) -> dict[str, list[str]]:
 def differing(runs: Mapping[str, Mapping[str, object]]) -> dict[str, str]:
     """What tells runs apart: `{run: "batch_size=16, learning_rate=0.001"}` of the hyper-parameters that are not alike.
 
-    Example:
+    Examples:
         >>> differing({"a": {"lr": 0.1, "layers": 4}, "b": {"lr": 0.2, "layers": 4}})
         {'a': 'lr=0.1', 'b': 'lr=0.2'}
     """

@@ -69,7 +69,7 @@ def color_of(color: int | str) -> str:
 def shade(fraction: float) -> str:
     """A colour between the ends of `RAMP`, for curves that have an order, as layers do.
 
-    Example:
+    Examples:
         >>> shade(0.0), shade(1.0)
         ('#33638d', '#e0a93b')
     """
@@ -85,7 +85,7 @@ def shade(fraction: float) -> str:
 def points(xs: np.ndarray, ys: np.ndarray) -> list[list[Any]]:
     """Points of arrays.
 
-    Example:
+    Examples:
         >>> points(np.array([1, 2]), np.array([0.5, np.nan]))
         [[1, 0.5], [2, None, 'nan']]
     """

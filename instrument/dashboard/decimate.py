@@ -18,7 +18,7 @@ _LARGEST = float(np.finfo(np.float64).max)
 def width_for(span: int, buckets: int = BUCKETS) -> int:
     """The width of buckets, a power of two, with which `span` steps make at most `buckets` of them.
 
-    Example:
+    Examples:
         >>> width_for(1000), width_for(1001), width_for(1_000_000)
         (1, 2, 1024)
     """
@@ -121,7 +121,7 @@ def centred_mean(steps: np.ndarray, values: np.ndarray, window: int) -> np.ndarr
     Returns:
         float64 [n]; NaN where the value itself is not finite, so that the curve has its gap there.
 
-    Example:
+    Examples:
         >>> centred_mean(np.array([1, 2, 3, 4, 5]), np.array([1.0, 3.0, np.nan, 5.0, 9.0]), 3)
         array([ 2.,  2., nan,  7.,  7.])
     """

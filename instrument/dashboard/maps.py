@@ -64,7 +64,7 @@ def bars(labels: Sequence[str], values: Sequence[float | None], *, unit: str = "
 def bin_label(index: int) -> str:
     """What a bin of `instrument.bins` holds: its edge nearer to zero.
 
-    Example:
+    Examples:
         >>> from instrument.bins import ZERO
         >>> bin_label(ZERO + 1 + 40), bin_label(ZERO), bin_label(ZERO - 1)
         ('1', '0', '−2⁻⁴⁰')

@@ -46,7 +46,7 @@ def as_writer(destination: Any) -> Writer:
     Raises:
         TypeError: It is none of these, or a class where an instance is needed, or a file, which takes text.
 
-    Example:
+    Examples:
         >>> steps = []
         >>> with as_writer(lambda record: steps.append(record.step)) as writer:
         ...     writer.write(Record(7, 0.0, {"loss": 1.5}))

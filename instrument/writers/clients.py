@@ -64,7 +64,7 @@ def accepted_name(name: str, *, refused: re.Pattern[str], longest: int) -> str:
         refused: Matches what the tracker does not take; each match becomes `_`.
         longest: How many characters it may have.
 
-    Example:
+    Examples:
         >>> refused = re.compile(r"[^a-z/]")
         >>> accepted_name("grad/norm", refused=refused, longest=40), accepted_name("grad/né", refused=refused, longest=40)
         ('grad/norm', 'grad/n_-9e247c38')

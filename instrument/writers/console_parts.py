@@ -112,7 +112,7 @@ def said(incident: Incident) -> str:
 def plain(text: str) -> str:
     """Without control characters: what a file says must not move the cursor, or set the window's title.
 
-    Example:
+    Examples:
         >>> plain("loss \\x1b]0;hello\\x07")
         'loss �]0;hello�'
     """
@@ -152,7 +152,7 @@ def number(value: float | None, form: str) -> str:
 def short(value: float) -> str:
     """Three digits and a letter for thousands or millions.
 
-    Example:
+    Examples:
         >>> short(12345.0), short(3.21), short(987654321.0)
         ('12.3k', '3.21', '988M')
     """

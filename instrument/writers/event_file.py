@@ -113,7 +113,7 @@ def crc32c(data: bytes) -> int:
     Without the package `crc32c`, a long message is looked up in blocks by NumPy: a CRC is linear, so that the one of a block
     is the exclusive or of what each byte in its place adds.
 
-    Example:
+    Examples:
         >>> hex(crc32c(b"123456789"))
         '0xe3069283'
     """

@@ -19,7 +19,7 @@ def require(module: str, extra: str) -> ModuleType:
         ImportError: It is not installed; the message is the line that installs it. Where it is installed and something
             that it imports is missing, the error is the original one.
 
-    Example:
+    Examples:
         >>> require("json", "none").dumps([1])
         '[1]'
     """

@@ -143,7 +143,7 @@ def encode(record: Record) -> tuple[bytes, list[str]]:
     Returns:
         The line, its newline included, and the names.
 
-    Example:
+    Examples:
         >>> encode(Record(3, 1735387200.0, {"loss": float("inf")}))
         (b'{"step":3,"time":1735387200.0,"loss":null,"nonfinite":{"loss":"inf"}}\\n', [])
     """

@@ -58,7 +58,7 @@ class MlflowWriter(Writer):
         ValueError: `tracking_uri` is a file store. Also from `write`, where `MLFLOW_TRACKING_URI` is.
         ImportError: At the first record: mlflow, or what its database needs, is not installed.
 
-    Example:
+    Examples:
         >>> monitor = TrainingMonitor("runs/first", writers=[MlflowWriter()])                     # doctest: +SKIP
     """
 
@@ -168,7 +168,7 @@ class MlflowWriter(Writer):
 def accepted(name: str) -> str:
     """The name that MLflow has for one of ours: the same, but for characters that it refuses.
 
-    Example:
+    Examples:
         >>> accepted("grad/norm/head.weight"), accepted("loss:ä")
         ('grad/norm/head.weight', 'loss_ä-f7b05237')
     """

@@ -61,7 +61,7 @@ class PrometheusWriter(Writer):
         ImportError: At the first record: prometheus-client is not installed.
         OSError: At the first record: none of the ports is free, or the address is not this machine's.
 
-    Example:
+    Examples:
         >>> monitor = TrainingMonitor("runs/first", writers=[PrometheusWriter(port=9464)])        # doctest: +SKIP
     """
 
@@ -199,7 +199,7 @@ def _newest(now: tuple[int, Mapping[str, float]] | None, step: int,
 def split_name(name: str) -> tuple[str, str]:
     """The labels `metric` and `object` of a metric.
 
-    Example:
+    Examples:
         >>> split_name("grad/norm/head.weight"), split_name("loss")
         (('grad/norm', 'head.weight'), ('loss', ''))
     """
@@ -211,7 +211,7 @@ def split_name(name: str) -> tuple[str, str]:
 def prometheus_name(metric: str) -> str:
     """The name of the gauge for a label `metric`.
 
-    Example:
+    Examples:
         >>> prometheus_name("grad/norm"), prometheus_name("loss/mse 2"), prometheus_name("step")
         ('instrument_grad_norm', 'instrument_loss_mse_2', 'instrument_step_')
     """

@@ -54,7 +54,7 @@ class SwanLabWriter(Writer):
         ValueError: `mode` is none of these.
         ImportError: At the first record: swanlab is not installed.
 
-    Example:
+    Examples:
         >>> monitor = TrainingMonitor("runs/first", writers=[SwanLabWriter(project="gpt")])       # doctest: +SKIP
     """
 
@@ -127,7 +127,7 @@ class SwanLabWriter(Writer):
 def accepted(name: str) -> str:
     """The name that SwanLab has for one of ours: the same, but for characters that it refuses.
 
-    Example:
+    Examples:
         >>> accepted("grad/norm/head.weight"), accepted("loss/")
         ('grad/norm/head.weight', 'loss_-00d14b61')
     """

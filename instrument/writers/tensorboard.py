@@ -147,7 +147,7 @@ def histogram(counts: Any) -> HistogramProto:
     Returns:
         The message; each of its limits is the upper edge of its bucket.
 
-    Example:
+    Examples:
         >>> counts = np.zeros(bins.BINS, int); counts[bins.ZERO] = 3; counts[bins.ZERO + 1 - bins.LOWEST] = 5    # from 1 to 2
         >>> histo = histogram(counts)
         >>> histo.min, histo.max, histo.num, list(histo.bucket)

@@ -52,7 +52,7 @@ class WandbWriter(Writer):
             drop the row.
         ImportError: At the first record: wandb is not installed.
 
-    Example:
+    Examples:
         >>> monitor = TrainingMonitor("runs/first", writers=[WandbWriter(project="gpt")])         # doctest: +SKIP
     """
 
