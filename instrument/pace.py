@@ -30,8 +30,8 @@ class Pace:
         self.batch_size, self.tokens_per_sample = batch_size, tokens_per_sample
         self._left_out = 0.0  # seconds that were no training
         self._wait: float | None = None
-        self._idle_since: float | None = None  # the last hook's end, from which the next step's data is waited for
-        self._evaluated_since: float | None = None
+        self._idle_since: float | None = None  # the last hook's end, from which data is waited for; None while a step is made
+        self._evaluations: list[float] = []  # when those that are not over began: an evaluation may have one inside
         self._taken: Mark | None = None
 
     def begin(self, call: int) -> None:
@@ -54,13 +54,14 @@ class Pace:
 
     def evaluation_begins(self) -> None:
         """What follows is no training."""
-        self._evaluated_since = time.perf_counter()
+        self._evaluations.append(time.perf_counter())
 
     def evaluation_ends(self) -> None:
         """Training goes on."""
-        if self._evaluated_since is None:
+        began = self._evaluations.pop() if self._evaluations else None
+        if began is None or self._evaluations:
             return
-        taken, self._evaluated_since = time.perf_counter() - self._evaluated_since, None
+        taken = time.perf_counter() - began
         self._left_out += taken
         if self._idle_since is not None:
             self._idle_since += taken
@@ -68,11 +69,13 @@ class Pace:
     def forget(self) -> None:
         """Another call of `Model.train`: nothing that was seen before counts."""
         self._idle_since = self._taken = self._wait = None
+        self._evaluations.clear()
 
     def step_begins(self) -> None:
         """The data of a step is there."""
         if self._idle_since is not None:
             self._wait = (self._wait or 0.0) + time.perf_counter() - self._idle_since
+            self._idle_since = None
 
     def step_ended(self) -> None:
         """The hook after a step is through: what follows is waiting for the next one's data."""

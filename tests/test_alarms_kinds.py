@@ -428,6 +428,13 @@ def test_slow_steps_now_and_then_and_bad_times_are_no_drop():
         assert run(ThroughputDrop(), [{"step_time": value if i % 2 else 0.2} for i in range(200)]) == []
 
 
+def test_a_drop_has_to_last_for_a_second():
+    times = [30.0] + [0.002] * 100 + [0.005] * 199
+    assert run(ThroughputDrop(window=1000), [{"step_time": value} for value in times]) == []
+    assert begins(ThroughputDrop(window=1000), [{"step_time": value} for value in [*times, 0.006]]) == [(301, "")]
+    assert begins(ThroughputDrop(seconds=0.1), [{"step_time": value} for value in times]) == [(121, "")]
+
+
 def test_a_lasting_new_pace_becomes_the_usual_one():
     changes = run(ThroughputDrop(window=50), [{"step_time": value} for value in [0.2] * 60 + [1.0] * 200])
     assert [each.state for _, each in changes] == ["begin", "end"] and changes[1][0] == 60 + 26 + 5

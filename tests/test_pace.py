@@ -122,3 +122,36 @@ def test_an_evaluation_is_neither_training_nor_waiting(clock):
     pace.evaluation_ends()
     values = pace.take(run(pace, clock, 3, wait=1.0, compute=2.0))
     assert values == {"step_time": 3.5, "data_wait": 1.5, "data_wait_fraction": 1.5 / 3.5}
+
+
+def test_an_evaluation_inside_of_an_evaluation_counts_once(clock):
+    pace = Pace()
+    pace.begin(0)
+    pace.take(run(pace, clock, 1, wait=1.0, compute=2.0))
+    pace.evaluation_begins()
+    clock.now += 20.0
+    pace.evaluation_begins()
+    clock.now += 20.0
+    pace.evaluation_ends()
+    clock.now += 20.0
+    pace.evaluation_ends()
+    assert pace.take(run(pace, clock, 2, wait=1.0, compute=2.0))["step_time"] == 3.0
+    pace.evaluation_begins()  # and fails, before another call of Model.train
+    pace.forget()
+    pace.begin(0)
+    run(pace, clock, 1, wait=1.0, compute=2.0)
+    pace.evaluation_begins()
+    clock.now += 60.0
+    pace.evaluation_ends()
+    assert pace.take(run(pace, clock, 2, wait=1.0, compute=2.0))["step_time"] == 3.0
+
+
+def test_a_step_that_fails_is_not_waited_for(clock):
+    pace = Pace()
+    pace.begin(0)
+    pace.take(run(pace, clock, 1, wait=1.0, compute=2.0))
+    clock.now += 1.0
+    pace.step_begins()
+    clock.now += 8.0  # it raises, and the loop goes on with the next batch
+    values = pace.take(run(pace, clock, 2, wait=0.5, compute=2.0))
+    assert values == {"step_time": 11.5, "data_wait": 1.0, "data_wait_fraction": 1.0 / 11.5}

@@ -20,6 +20,8 @@ class ThroughputDrop(Alarm):
         factor: From how many times the usual time on a step is slow. By default 2: on a machine shared with others
             times vary by a half.
         records: By default 20, so that a checkpoint, an evaluation or a slow file is no alarm.
+        seconds: How long the slow steps of these records must have taken together, where `step_time` is recorded: 20 steps of
+            some milliseconds are slow whenever something else runs for a moment.
         window: How many values are the recent past.
         warm_up: How many values it needs before it judges. The first one is left out, since it has compilation in it.
         metric: `step_time`, or what is fewer where training is slower: a name that ends in `_per_second`.
@@ -29,11 +31,13 @@ class ThroughputDrop(Alarm):
         ValueError: A number is out of its range, or `warm_up` is larger than `window`.
     """
 
-    def __init__(self, *, factor: float = 2.0, records: int = 20, window: int = 200, warm_up: int = 20,
-                 metric: str = "step_time", policy: Policy = "log", name: str | None = None, quiet: int | None = None):
+    def __init__(self, *, factor: float = 2.0, records: int = 20, seconds: float = 1.0, window: int = 200,
+                 warm_up: int = 20, metric: str = "step_time", policy: Policy = "log", name: str | None = None,
+                 quiet: int | None = None):
         super().__init__(policy=policy, name=name, quiet=quiet)
         self.factor = number("factor", factor, least=1.0)
         self.records = whole("records", records)
+        self.seconds = number("seconds", seconds)
         self.window = whole("window", window, least=2)
         self.warm_up = warm_up_within(warm_up, self.window)
         self.metric = metric
@@ -44,6 +48,7 @@ class ThroughputDrop(Alarm):
         self._usual = Baseline(self.window)
         self._is_first = True
         self._slow = 0  # records in a row
+        self._slow_seconds = 0.0  # a step of each, together
 
     def check(self, record: Record) -> Verdict:
         value = record.values.get(self.metric)
@@ -61,11 +66,12 @@ class ThroughputDrop(Alarm):
         slower = median / value if self.metric.endswith("_per_second") else value / median
         if slower < self.factor:
             usual.add(value)
-            self._slow = 0
+            self._slow, self._slow_seconds = 0, 0.0
             return None
         usual.add_outlier(value)
         self._slow += 1
-        if self._slow < self.records:
+        self._slow_seconds += record.values.get("step_time", math.inf)
+        if self._slow < self.records or self._slow_seconds < self.seconds:
             return None
         return Finding(f"{self.metric} is {value:.4g}, and was {median:.4g} (median): {slower:.3g} times slower, for "
                        f"{self._slow} records in a row", self.metric, value)
