@@ -32,7 +32,8 @@ class HostStats:
                  clock: Callable[[], float] = time.monotonic):
         self._seconds, self._clock, self._device, self._device_memory = seconds, clock, device, device_memory
         self._process = psutil.Process()
-        self._process.cpu_percent()  # the first answer has no interval, and is always 0
+        # When, and what the processors had done for it then: the first sample tells of the time since the process began.
+        self._counted = time.monotonic() - (time.time() - self._process.create_time()), 0.0
         self._next = self._next_tool = clock()
 
     def sample(self) -> dict[str, float]:
@@ -40,9 +41,9 @@ class HostStats:
 
         Returns:
             `host/memory` (bytes, resident, of this process), `host/memory_available` (bytes, of the machine), `host/cpu`
-            (cores that this process keeps busy), `device/memory` and `device/memory_peak` (bytes, of MindSpore's pool),
-            `device/utilization` and `device/memory_used` (fraction; bytes) by `nvidia-smi` or `npu-smi`. What cannot be
-            asked is absent. Empty where the last sample is too recent.
+            (cores that this process has kept busy since the last sample), `device/memory` and `device/memory_peak` (bytes, of
+            MindSpore's pool), `device/utilization` and `device/memory_used` (fraction; bytes) by `nvidia-smi` or `npu-smi`.
+            What cannot be asked is absent. Empty where the last sample is too recent.
         """
         now = self._clock()
         if now < self._next:
@@ -50,13 +51,19 @@ class HostStats:
         self._next = now + self._seconds
         values = {"host/memory": float(self._process.memory_info().rss),
                   "host/memory_available": float(psutil.virtual_memory().available),
-                  "host/cpu": self._process.cpu_percent() / 100}
+                  "host/cpu": self._cores()}
         if self._device_memory is not None:
             values.update(self._device_memory())
         if self._device is not None and now >= self._next_tool:
             self._next_tool = now + _TOOL_SECONDS
             values.update(accelerator(self._device))
         return values
+
+    def _cores(self) -> float:
+        """Seconds of processors a second; over a short time it would be as coarse as what the system counts in, 10 ms."""
+        (before, done_before), times = self._counted, self._process.cpu_times()
+        now, done = self._counted = time.monotonic(), times.user + times.system
+        return (done - done_before) / (now - before)
 
 
 def accelerator(device: int = 0) -> dict[str, float]:

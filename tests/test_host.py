@@ -1,6 +1,7 @@
 """Host numbers: what is asked, how often, and that what nobody tells is absent."""
 import os
 import stat
+import time
 
 import psutil
 import pytest
@@ -30,6 +31,20 @@ def test_memory_and_load_of_this_process():
     assert values["host/memory"] == pytest.approx(resident, rel=0.2)
     assert 0 < values["host/memory_available"] < psutil.virtual_memory().total
     assert 0 <= values["host/cpu"] <= os.cpu_count() + 1
+
+
+def test_busy_cores_are_those_since_the_last_sample():
+    stats = HostStats(seconds=0.0)
+    process = psutil.Process()
+    whole = sum(process.cpu_times()[:2]) / (time.time() - process.create_time())
+    assert stats.sample()["host/cpu"] == pytest.approx(whole, rel=0.05, abs=0.05)  # the first: since the process began
+    started, began = time.process_time(), time.monotonic()
+    while time.process_time() - started < 0.5:
+        pass
+    busy = stats.sample()["host/cpu"]
+    assert busy == pytest.approx((time.process_time() - started) / (time.monotonic() - began), rel=0.1)
+    time.sleep(0.5)
+    assert stats.sample()["host/cpu"] < 0.2
 
 
 def test_a_machine_is_asked_once_in_a_while(tools):
