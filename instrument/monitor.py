@@ -1,7 +1,8 @@
 """`TrainingMonitor`: the callback that records what each measured step returned.
 
-Owns when something is read, and what is done in the training thread: one copy of the vector, the clock, the learning rate,
-and alarms that may act on training. The rest is done in the background: `Recorder` makes records, and the writers store them.
+Owns when something is read, and what is done in the training thread: one copy of the vector, the clock and the learning rate.
+Alarms that may act on training are looked at there too, by `ActingAlarms`. The rest is done in the background: `Recorder`
+makes records, and the writers store them.
 """
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from typing import Any
 from mindspore.train.callback import Callback
 
 from instrument import _compat
-from instrument.alarms import Alarm, AlarmRaised, AlarmSet, default_alarms
+from instrument.acting import ActingAlarms
+from instrument.alarms import Alarm, AlarmSet, default_alarms
 from instrument.background import Background, WhenFull
 from instrument.destinations import destinations
 from instrument.host import HostStats
@@ -27,7 +29,7 @@ from instrument.outlet import Outlet, Reported
 from instrument.outputs import Call, Reading, StepOutputs
 from instrument.pace import Epochs, Mark, Pace
 from instrument.place import Place
-from instrument.record import VALIDATION, Incident, Record, to_float
+from instrument.record import VALIDATION, to_float
 from instrument.recorder import Recorder
 from instrument.samples import TextSampler
 from instrument.schema import Schema
@@ -121,7 +123,7 @@ class TrainingMonitor(_OldHooks):
         ValueError: There is neither `run_dir` nor a writer, or a number is out of its range.
         TypeError: One of `writers` or `alarms` is none.
 
-    Example:
+    Examples:
         >>> step = InstrumentedStep(network, optimizer)
         >>> Model(step).train(10, dataset, callbacks=[TrainingMonitor("runs/mine")], dataset_sink_mode=False)
     """
@@ -172,7 +174,6 @@ class TrainingMonitor(_OldHooks):
         self._epochs = Epochs()
         self._rates: dict[str, float] | None = None  # before the call that is being made
         self._last_rates: dict[str, float] = {}  # those read last
-        self._prompt = AlarmSet([alarm for alarm in alarms if alarm.policy != "log"])  # those that act on training
         on_device = _compat.device_target() != "CPU"
         host = HostStats(device=_compat.device_id() if on_device else None, device_memory=_compat.device_memory)
         self._recorder = Recorder(AlarmSet([alarm for alarm in alarms if alarm.policy == "log"]), host,
@@ -181,9 +182,9 @@ class TrainingMonitor(_OldHooks):
                                 timeout=writer_timeout, flush_seconds=flush_seconds)
         self._recorder.report = background.report
         self._outlet = Outlet(background, self._place, self._summary, self._before_the_end)
+        self._acting = ActingAlarms([alarm for alarm in alarms if alarm.policy != "log"], self._outlet, self._measure_next)
         self._outputs: StepOutputs | None = None
         self._calls: deque[Call] = deque()  # not read yet; the last one is read after the next one has been started
-        self._to_put: deque[tuple[Any, list[Incident]]] = deque()  # read, and not queued yet; with the incidents to act on
         self._training: Any = None  # the context of Model.train while it runs
         self._mark: Mark | None = None  # the clock after the last call
         self._contexts = 0  # how many `with` blocks we are in
@@ -253,7 +254,7 @@ class TrainingMonitor(_OldHooks):
             TypeError: `step` cannot be called, or `schema` is none.
             ValueError: A number is out of its range, or `schema` is that of a step, which has one of its own.
 
-        Example:
+        Examples:
             >>> step = InstrumentedStep(network, optimizer)
             >>> with TrainingMonitor("runs/loop").loop(step, epochs=3, steps_per_epoch=1) as train_step:
             ...     for epoch in range(3):
@@ -347,7 +348,7 @@ class TrainingMonitor(_OldHooks):
             known = {name: value for name, value in values.items() if value is not None}
             if known:
                 step = self._last_step if self._outputs is None else self._outputs.steps_made(self._last_call)
-                self._submit([Reading(max(step, self._last_step), time.time(), known)])
+                self._acting.look([Reading(max(step, self._last_step), time.time(), known)])
         self._put(context)
 
     def close(self) -> None:
@@ -363,10 +364,7 @@ class TrainingMonitor(_OldHooks):
 
     def _before_the_end(self) -> None:
         self._catch_up()
-        with self._reported("alarms"):
-            ended = self._prompt.finish()
-            if ended:
-                self._outlet.put(Record(self._last_step, time.time(), {}, alarms=ended))
+        self._acting.finish(self._last_step, time.time())
 
     def _summary(self) -> dict[str, Any]:
         return {"last_step": self._last_step, "overwritten": self.overwritten}
@@ -395,7 +393,7 @@ class TrainingMonitor(_OldHooks):
         if schema is None:
             return
         self._recorder.know(schema)
-        for watch in (self._prompt, self._recorder.alarms):
+        for watch in (self._acting, self._recorder.alarms):
             watch.locate_by(schema.first_nonfinite)
         for alarm in self._given_alarms:
             if not alarm.sees([*schema.names, *ADDED]):
@@ -474,51 +472,14 @@ class TrainingMonitor(_OldHooks):
                 for reading in readings if self._outputs.is_scheduled else ():
                     with self._reported("learning_rate"):
                         reading.values.update(self._outputs.scheduled_rates(reading, is_last=reading is readings[-1]))
-            self._submit(readings)
+            self._acting.look(readings)
             if self._calls and self._calls[0] is call:
                 self._calls.popleft()
         self._put(run_context)
 
-    def _submit(self, readings: Sequence[Reading]) -> None:
-        """Have steps queued for the writers, after the alarms that may act on training have seen them."""
-        for reading in readings:
-            item: Any = reading
-            begun: list[Incident] = []
-            if len(self._prompt):
-                with self._reported("alarms"):
-                    record = reading.record()
-                    incidents = self._prompt.observe(record)
-                    for name, error in self._prompt.errors:
-                        self._outlet.background.report(name, error)
-                    begun = [each for each in incidents if each.state == "begin"]
-                    item = Record(record.step, record.time, record.values, record.histograms, record.texts, incidents)
-            self._to_put.append((item, begun))
-
     def _put(self, run_context: Any) -> None:
-        """Queue what has been read, and then act on incidents: a policy may raise."""
-        acting: list[Incident] = []
-        while self._to_put:
-            item, begun = first = self._to_put[0]
-            self._outlet.put(item)
-            acting += begun
-            if self._to_put and self._to_put[0] is first:
-                self._to_put.popleft()
-        for incident in sorted(acting, key=lambda each: self._prompt.policy_of(each) == "raise"):  # which ends it, so last
-            self._act(incident, run_context)
-
-    def _act(self, incident: Incident, run_context: Any) -> None:
-        policy: Any = self._prompt.policy_of(incident)
-        self._measure_next()
-        if policy == "raise":
-            if run_context is not None:  # not while the end of training is being dealt with
-                raise AlarmRaised(incident)
-        elif policy == "stop":
-            if self._training is not None:
-                self._outlet.status = f"stopped: {incident}"
-                self._training.request_stop()
-        else:
-            with self._reported(f"{incident.alarm}'s policy"):
-                policy(incident)
+        """Queue what has been read, and act on incidents: a policy may raise."""
+        self._acting.put(run_context, self._training)
 
     def _measure_next(self) -> None:
         cell: Any = None if self._outputs is None else self._outputs.cell
