@@ -108,7 +108,7 @@ class Joining(nn.Cell):
         total = self.all_reduce(_concat(parts))
         start = total.shape[0] - self.ranks * self.columns
         means = total[:losses.shape[0]] / self.number
-        joined, histograms, spread = (means,), (means,), means
+        joined, histograms, spread, table = (means,), (means,), means, means  # 2.0.0 wants each name set on every way
         if self.columns > 0:
             table = _reshape(total[start:], (self.ranks, self.columns))
             if self.has_spread:

@@ -14,6 +14,7 @@ from mindspore import ops
 from instrument import gradients, stats
 from instrument.bins import CARRIED
 from instrument.joining import HOST_TIMES
+from instrument.optimizer_stats import barrier
 
 _Base: Any = object  # a Cell comes behind it among the bases, whose attributes no type checker knows
 
@@ -121,7 +122,7 @@ class Observed(_Base):
         if self.has_updates:
             before = self.map_over(gradients.assign, self.weights_before, self.update_stats.before())
             own_norms = ops.assign(self.weight_norms, norms[self.weight_count:2 * self.weight_count])
-            written = ops.depend(ops.depend(written, before), own_norms)
+            written = ops.depend(ops.depend(written, barrier(scale, before)), own_norms)
         return written
 
     def finish(self, outputs, loss, times):
@@ -164,7 +165,7 @@ class Observed(_Base):
             pieces = pieces + (own_norm, self.spread(table))
         pieces = pieces + (measured[2:self.body_end],)
         if self.has_updates:
-            pieces = pieces + (self.update_stats(ops.depend(self.weights_before, loss), ops.depend(self.weight_norms, loss)),)
+            pieces = pieces + (self.update_stats(self.weights_before, ops.depend(self.weight_norms, loss), loss),)
         if self.has_histograms:
             pieces = pieces + (measured[self.body_end:],)
         vector = self.pack(pieces)

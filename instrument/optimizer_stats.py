@@ -18,14 +18,23 @@ from instrument.schema import Metric
 _MOMENTS = (("moment1", "moment2"), ("moments1", "moments2"), ("exp_avg", "exp_avg_sq"), ("moments", None))
 
 
+def barrier(tensor, done):
+    """Something small that is there when all of `done` is, by one kernel on a small float32 tensor.
+
+    What waits for a tuple waits for each of its elements: of n tensors that wait for n others, the runtime keeps n * n arrows,
+    and a step takes longer by their number.
+    """
+    return ops.Neg()(ops.depend(tensor, done))
+
+
 def _negated(weight):
     """A float32 copy that the update does not change, with the opposite sign."""
     return ops.Neg()(stats.as_float32(weight))
 
 
-def _difference(weight, negated):
-    # `negated` waits for the update; without waiting for it, the compiler may read the weight before.
-    return ops.Add()(stats.as_float32(ops.depend(weight, negated)), negated)
+def _difference(updated, weight, negated):
+    # Both wait for the update: the compiler may read a Parameter at any time before.
+    return ops.Add()(stats.as_float32(ops.depend(weight, updated)), ops.depend(negated, updated))
 
 
 def _products(a, b, length):
@@ -59,17 +68,19 @@ class UpdateStats(nn.Cell):
         """What `construct` needs of the weights before the update."""
         return self.map(_negated, self.weights)
 
-    def construct(self, before, weight_norms):
+    def construct(self, before, weight_norms, updated):
         """Measure, after the update.
 
         Args:
             before: What `before()` returned.
             weight_norms: Norms of the weights before the update, float32 [number of parameters].
+            updated: Something that waits for the update.
 
         Returns:
             float32 [K], laid out by `metrics`.
         """
-        squares, seen = self.square_sums.of_one(self.map(_difference, self.weights, before))
+        updated = barrier(weight_norms, updated)
+        squares, seen = self.square_sums.of_one(self.map(ops.partial(_difference, updated), self.weights, before))
         norm = stats.root(self.total(squares), self.all_elements, self.total(seen))
         values = (norm, norm / ops.Sqrt()(self.total(weight_norms * weight_norms)))
         if self.per_parameter:

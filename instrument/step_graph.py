@@ -14,6 +14,7 @@ from mindspore import Tensor, nn, ops
 from instrument import _compat, gradients
 from instrument import stats as measure
 from instrument.losses import MAX_PARTS
+from instrument.optimizer_stats import barrier
 
 LOSSES = MAX_PARTS + 2  # length of the buffer for the loss and its parts, with one to spare so that padding is never empty
 
@@ -163,15 +164,16 @@ class StepGraph(nn.TrainOneStepCell):
     def _apply_and_compare(self, grads, squares, spiked, stats, weight_norms):
         """As `_apply`; the vector ends with what the update has changed."""
         before = self.update_stats.before()
-        grads = self._prepare(ops.depend(grads, before), squares, stats)
+        stats = ops.depend(stats, barrier(squares, before))  # for which the update waits
+        grads = self._prepare(grads, squares, stats)
         changed = self.no_change
         if not self.can_skip:
             stats = ops.depend(stats, self.optimizer(grads))
-            changed = self.update_stats(ops.depend(before, stats), weight_norms)
+            changed = self.update_stats(before, weight_norms, stats)
         elif not self._is_skipped(squares, spiked):
             # The comparison has to stand in this branch: behind it, the compiler reads the weights before the update.
             stats = ops.depend(stats, self.optimizer(grads))
-            changed = self.update_stats(ops.depend(before, stats), weight_norms)
+            changed = self.update_stats(before, weight_norms, stats)
         return self.concat((stats, changed))
 
     def _prepare(self, grads, squares, stats):
