@@ -145,7 +145,7 @@ class NormStats(nn.Cell):
         ValueError: There is no parameter, one is of no float type, or two have one name; or this is a parallel mode in which
             a rank holds shards, without `allow_unverified`, or with `counts`.
 
-    Example:
+    Examples:
         >>> norm_stats = NormStats(net.trainable_params())
         >>> loss, gradients = ms.value_and_grad(forward, None, net.trainable_params())(x, y)
         >>> values = norm_stats.schema.unpack(norm_stats(gradients))
@@ -191,6 +191,8 @@ class NormStats(nn.Cell):
         self.totals = SegmentSums([self.gradients, len(shapes) - self.gradients])
         self.elements = Tensor(sizes)
         self.total_elements = Tensor([sizes[:self.gradients].sum(), sizes[self.gradients:].sum()], ms.float32)
+        # Not a slice of it: 2.10 makes an operator without documented platforms of a number times what it has not folded.
+        self.gradient_elements = Tensor([sizes[:self.gradients].sum()], ms.float32)
         metrics = self._metrics([p.name for p in parameters], [p.name for p in frozen], gradient_scope)
         if setting:
             metrics = ([replace(each, scope="unverified") for each in metrics] if self.joined else
@@ -246,7 +248,7 @@ class NormStats(nn.Cell):
                   self.sum(stats.is_nonfinite(squares[:gradients]), 0))
         if self.counts:
             zeros = self.sum(self.stack(self.map(_zeros, grads)), 0)
-            values = values + (zeros / self.total_elements[:1],)
+            values = values + (zeros / self.gradient_elements,)
         if self.per_parameter:
             shown = norms
             if self.has_frozen:
@@ -263,7 +265,7 @@ class NormStats(nn.Cell):
     def gradient_norm(self, grads):
         """The norm of all gradients alone, float32 [1]."""
         squares, seen = self.square_sums.of_one(grads)
-        return stats.root(self.gradient_total(squares), self.total_elements[:1], self.gradient_total(seen))
+        return stats.root(self.gradient_total(squares), self.gradient_elements, self.gradient_total(seen))
 
     def _metrics(self, trained: list[str], frozen: list[str], scope: Scope) -> list[Metric]:
         # After the reduction every rank holds the same gradient, hence "identical"; a local one is a part of a whole.
