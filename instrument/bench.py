@@ -8,8 +8,6 @@ cannot be told apart from the plain step measured against itself is no cost.
 from __future__ import annotations
 
 import json
-import os
-import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,13 +15,12 @@ from typing import Any
 
 import mindspore as ms
 import numpy as np
-import psutil
 from mindspore import nn
 from rich.console import Console
 from rich.table import Table
 
 from instrument import _compat
-from instrument.environment import versions
+from instrument.environment import hardware, versions
 from instrument.gpt import GPT, SIZES, gpt_batch
 from instrument.step import InstrumentedStep
 
@@ -96,7 +93,7 @@ def costs(make: Callable[[], tuple[nn.Cell, nn.Cell]], batch: Sequence[Any], *,
         (seconds, costs): the median time of a call of `nn.TrainOneStepCell`, and one `Cost` for each of the options. With
         `every=k` a pair is k calls of each; above 100 it is one call, which is not measured.
 
-    Example:
+    Examples:
         >>> def make():
         ...     net = nn.Dense(16, 2)
         ...     return nn.WithLossCell(net, loss_fn), nn.Adam(net.trainable_params())
@@ -154,9 +151,7 @@ def _calls(arguments: dict[str, Any] | None) -> int:
 def machine() -> str:
     """Processor, cores, memory, release and device, in a line."""
     mode = "graph" if _compat.is_graph_mode() else "PyNative"
-    return (f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, "
-            f"{psutil.virtual_memory().total / 2**30:.0f} GiB; "
-            f"MindSpore {ms.__version__}, {_compat.device_target()}, {mode} mode")
+    return f"{hardware()}; MindSpore {ms.__version__}, {_compat.device_target()}, {mode} mode"
 
 
 def show(second: float, rows: Sequence[Cost], console: Console | None = None) -> None:

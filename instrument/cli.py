@@ -98,7 +98,7 @@ def _add_checks(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "doctor", help="say what is installed, what does not go together, and which options work on this device",
         description="Print versions, what is known not to go together and the line that mends it; then train a tiny network "
                     "with each option on this machine's device, in graph and in PyNative mode, and hold its numbers against "
-                    "NumPy. Takes about a minute. The exit status is 1 where something is wrong.")
+                    "NumPy. Takes half a minute to a minute. The exit status is 1 where something is wrong.")
     doctor.add_argument("--versions", action="store_true", help="versions alone, without training")
     bench = commands.add_parser(
         "bench", help="measure on this machine what each option costs",

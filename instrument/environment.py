@@ -13,6 +13,8 @@ from datetime import datetime, timezone
 from importlib import metadata
 from typing import Any
 
+import psutil
+
 _GIT_SECONDS = 3.0  # a repository on a slow disk must not keep training waiting
 
 
@@ -20,6 +22,12 @@ def process() -> dict[str, Any]:
     """`{time, command, host, pid}` of this process; the time is now, in UTC, as ISO 8601 has it."""
     return {"time": datetime.now(timezone.utc).isoformat(timespec="seconds"), "command": [sys.executable, *sys.argv],
             "host": socket.gethostname(), "pid": os.getpid()}
+
+
+def hardware() -> str:
+    """Processor, cores and memory, in a line."""
+    return (f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, "
+            f"{psutil.virtual_memory().total / 2**30:.0f} GiB")
 
 
 def versions() -> dict[str, str]:

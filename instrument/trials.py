@@ -17,26 +17,42 @@ from typing import Any
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, nn
+from mindspore import Parameter, Tensor, nn, ops
 
-from instrument import Histogram, InstrumentedStep, NormStats, TrainingMonitor, _compat, read
+from instrument import AttentionProbe, Histogram, InstrumentedStep, NormStats, TrainingMonitor, _compat, read
+from instrument.doctor_report import TOLERANCE
+from instrument.taps import ALL_STATS
 
 RATE, MOMENTUM, SCALE, MAX_NORM, STEPS = 0.1, 0.9, 1024.0, 0.05, 3
-SIZES = (6, 16, 4)
+SIZES, WIDTH = (6, 16, 4), 8
 RELU = "_backbone.1"
+_ALL_HISTOGRAMS = [Histogram("weight", "weight"), Histogram("activation", r"\.1$")]
+# What a step is made with to try an option.
 OPTIONS: dict[str, dict[str, Any]] = {
-    "norms": {"activations": None},
+    "norms": {},
     "activations": {"activations": "leaves"},
-    "activation_gradients": {"activations": [r"\.1$"], "activation_gradients": True},
-    "counts": {"activations": [r"\.1$"], "counts": True},
-    "updates": {"activations": None, "updates": True},
-    "moments": {"activations": None, "moments": True},
-    "every": {"every": 2},
-    "window": {"activations": None, "window": STEPS},
-    "spike_window": {"activations": None, "spike_window": 8},
-    "histograms": {"activations": None, "histograms": [Histogram("weight", "weight"), Histogram("activation", r"\.1$")]},
-    "loss_scale, max_grad_norm": {"activations": None, "loss_scale": SCALE, "max_grad_norm": MAX_NORM},
+    "activation_stats": {"activations": "leaves", "activation_stats": ALL_STATS},
+    "activation_gradients": {"activations": "leaves", "activation_gradients": True},
+    "counts": {"activations": "leaves", "counts": True},
+    "updates": {"updates": True},
+    "moments": {"moments": True},
+    "window": {"window": STEPS},
+    "spike_window": {"spike_window": 8},
+    "skip_spikes": {"spike_window": 8, "skip_spikes": 100.0},
+    "histograms": {"histograms": _ALL_HISTOGRAMS},
+    "loss_scale": {"loss_scale": SCALE},
+    "max_grad_norm": {"max_grad_norm": MAX_NORM},
+    "accumulate": {"accumulate": 2},
+    "loss_key": {"loss_key": "mse"},
+    "per_parameter": {"per_parameter": False},
+    "every": {"activations": "blocks", "every": 2},
 }
+# Options that one step is compiled with; each is tried by itself where it does not work with the others.
+TOGETHER = (("norms",), ("activations", "activation_stats", "activation_gradients", "counts"),
+            ("updates", "moments", "window", "spike_window", "skip_spikes", "histograms"),
+            ("loss_scale", "max_grad_norm", "accumulate", "loss_key", "per_parameter"), ("every",))
+# What takes a job of several processes.
+NOT_TRIED = ("scope", "ranks", "allow_unverified")
 
 
 class Twin:
@@ -61,7 +77,8 @@ class Twin:
         gradients = [d_hidden.T @ self.x, d_hidden.sum(0), d_output.T @ active, d_output.sum(0)]
         values = {"step": self.step_count + 1, "loss": self.loss, "grad/norm": norm(gradients),
                   "weight/norm": norm(self.weights), "grad/nonfinite": 0,
-                  "grad/zero_fraction": share_of_zeros(gradients), "loss_scale": SCALE, "overflow": 0}
+                  "grad/zero_fraction": share_of_zeros(gradients), "loss_scale": SCALE, "overflow": 0, "skipped": 0,
+                  "loss/twice": 2 * self.loss}
         values["grad/norm_clipped"] = min(values["grad/norm"], max_norm)
         for name, gradient, weight in zip(("0.weight", "0.bias", "2.weight", "2.bias"), gradients, self.weights):
             values[f"grad/norm/{name}"], values[f"weight/norm/{name}"] = norm([gradient]), norm([weight])
@@ -96,10 +113,22 @@ def statistics(name: str, array: np.ndarray) -> dict[str, float]:
     return {name.format(statistic): float(number) for statistic, number in numbers.items()}
 
 
-class Task:
-    """One network, one batch and its twin."""
+class Losses(nn.Cell):
+    """As `nn.WithLossCell`, with two losses."""
 
-    def __init__(self) -> None:
+    def __init__(self, net: nn.Cell):
+        super().__init__(auto_prefix=False)
+        self._backbone, self.loss_fn = net, nn.MSELoss()
+
+    def construct(self, x, target):
+        loss = self.loss_fn(self._backbone(x), target)
+        return {"twice": loss * 2.0, "mse": loss}
+
+
+class Task:
+    """One network, one batch and its twin. Args: several: whether the network returns several losses."""
+
+    def __init__(self, several: bool = False) -> None:
         random = np.random.default_rng(7)
         inputs, hidden, outputs = SIZES
         weights = [random.normal(size=shape).astype(np.float32) / 2
@@ -108,7 +137,7 @@ class Task:
         self.net = nn.SequentialCell(nn.Dense(inputs, hidden), nn.ReLU(), nn.Dense(hidden, outputs))
         for parameter, weight in zip(self.net.trainable_params(), weights):
             parameter.set_data(Tensor(weight))
-        self.network = nn.WithLossCell(self.net, nn.MSELoss())
+        self.network = Losses(self.net) if several else nn.WithLossCell(self.net, nn.MSELoss())
         self.optimizer = nn.Momentum(self.net.trainable_params(), RATE, MOMENTUM)
         self.arrays, self.twin = (x, target), Twin(weights, x, target)
         self.batch = [Tensor(array) for array in self.arrays]
@@ -122,12 +151,14 @@ def error_of(values: dict[str, float], true: dict[str, float]) -> float:
 
 
 def try_step(options: dict[str, Any]) -> float:
-    """The largest error over three steps."""
-    task = Task()
-    step = InstrumentedStep(task.network, task.optimizer, **options).set_train()
+    """The largest error over three updates."""
+    task = Task("loss_key" in options)
+    step = InstrumentedStep(task.network, task.optimizer, **{"activations": None, **options}).set_train()
     max_norm, worst = options.get("max_grad_norm") or math.inf, 0.0
+    parts = options.get("accumulate", 1)
     for number in range(1, STEPS + 1):
-        _, stats = step(*task.batch)
+        for rows in np.split(np.arange(8), parts):  # micro-batches of one size: the twin has the mean of their gradients
+            _, stats = step(*(Tensor(array[rows]) for array in task.arrays))
         true = task.twin.step(max_norm)
         if number == 1 or number % options.get("every", 1) == 0:
             worst = max(worst, error_of(step.schema.unpack(stats), true))
@@ -138,6 +169,50 @@ def try_step(options: dict[str, Any]) -> float:
         rows, overwritten = step.read_window()
         assert len(rows) == STEPS and not overwritten, f"{len(rows)} rows, {overwritten} overwritten"
     return worst
+
+
+def try_attention() -> float:
+    """MindSpore's attention, and a probe on what it returns."""
+    random = np.random.default_rng(7)
+    network = Attention()
+    x = random.normal(size=(2, 5, WIDTH)).astype(np.float32)
+    step = InstrumentedStep(network, nn.Momentum(network.trainable_params(), RATE, MOMENTUM), activations=None).set_train()
+    worst = 0.0
+    for number in range(1, STEPS + 1):
+        weights = {name: parameter.asnumpy().astype(np.float64)
+                   for parameter in network.get_parameters() for name in [parameter.name.rpartition(".")[2]]
+                   if parameter.name.startswith(("layer.in_proj", "shift"))}
+        _, stats = step(Tensor(x))
+        values = step.schema.unpack(stats)
+        query, key, _ = np.split(x @ weights["in_proj_weight"].T + weights["in_proj_bias"], 3, -1)
+        scores = np.matmul(*(each.reshape(2, 5, 2, WIDTH // 2).transpose(order)
+                             for each, order in ((query, (0, 2, 1, 3)), (key, (0, 2, 3, 1))))) / math.sqrt(WIDTH // 2)
+        true = {"step": number, "attention/count/layer": 1, "attention/count/probe": 1, **attention("layer", scores),
+                **attention("probe", x + weights["shift"])}
+        worst = max(worst, error_of(values, true))
+    return worst
+
+
+def attention(name: str, scores: np.ndarray) -> dict[str, float]:
+    """Largest score, and mean entropy of the softmax over the last axis."""
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    return {f"attention/max_logit/{name}": float(scores.max()),
+            f"attention/entropy/{name}": float(-(weights * np.log(weights)).sum(-1).mean())}
+
+
+class Attention(nn.Cell):
+    """Returns a loss of what attention makes of its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+        self.probe, self.mean = AttentionProbe(), ops.ReduceMean()
+        # 2.0.0 in PyNative mode differentiates only what comes from a Parameter.
+        self.shift = Parameter(Tensor(np.zeros(WIDTH), ms.float32), name="shift")
+
+    def construct(self, x):
+        return self.mean(self.layer(x, x, x)[0]) + self.mean(self.probe(x + self.shift))
 
 
 def try_loop() -> float:
@@ -174,17 +249,28 @@ def try_monitor() -> float:
 
 def run() -> Iterator[dict[str, Any]]:
     """One result after the other; a trial that fails does not keep the next from being made."""
-    attempts: dict[str, Callable[[], float]] = {
-        **{name: lambda options=options: try_step(options) for name, options in OPTIONS.items()},  # type: ignore[misc]
-        "TrainingMonitor": try_monitor, "NormStats": try_loop}
-    for name, attempt in attempts.items():
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                yield {"option": name, "error": attempt()}
-        except Exception as error:  # whatever it is, it is the answer
-            text = str(error).strip().splitlines() or [""]
-            yield {"option": name, "failed": f"{type(error).__name__}: {text[0]}"}
+    for names in TOGETHER:
+        joint = attempted(lambda names=names: try_step({key: value for name in names  # type: ignore[misc]
+                                                        for key, value in OPTIONS[name].items()}))
+        if len(names) == 1 or joint.get("error", math.inf) <= TOLERANCE:
+            yield from ({"option": name, **joint} for name in names)
+        else:
+            for name in names:
+                yield {"option": name, **attempted(lambda name=name: try_step(OPTIONS[name]))}  # type: ignore[misc]
+            yield {"option": ", ".join(names), **joint}
+    for name, attempt in {"attention": try_attention, "TrainingMonitor": try_monitor, "NormStats": try_loop}.items():
+        yield {"option": name, **attempted(attempt)}
+
+
+def attempted(attempt: Callable[[], float]) -> dict[str, Any]:
+    """`{"error": the largest}`, or `{"failed": what went wrong}`."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return {"error": attempt()}
+    except Exception as error:  # whatever it is, it is the answer
+        text = str(error).strip().splitlines() or [""]
+        return {"failed": f"{type(error).__name__}: {text[0]}"}
 
 
 def main(mode: str, device: str | None = None) -> None:
