@@ -19,7 +19,8 @@ _THROUGHPUT = (("tokens_per_second", "tokens/s"), ("samples_per_second", "sample
 # From here on two losses are apart, and not only rounded otherwise.
 _APART = 0.01
 # What training is made of, causes before effects. One family is of one kind of magnitude.
-_FAMILIES = ("learning_rate", "weight/norm", "activation/rms", "attention/max_logit", "loss", "activation_grad/rms",
+_RATE = "learning_rate"
+_FAMILIES = (_RATE, "weight/norm", "activation/rms", "attention/max_logit", "loss", "activation_grad/rms",
              "grad/norm")
 # What is smaller than this part of its family's largest may be nothing but rounding, as the gradient of a bias of keys is.
 _ROUNDING = 1e-4
@@ -155,7 +156,8 @@ def first_apart(first: RunData, other: RunData) -> tuple[int, list[str]] | None:
     """The first number of training in which two runs part: the same data and weights, and yet another layer's output.
 
     Looked at are learning rates, norms of weights and gradients, root mean squares of activations, attention logits and
-    losses. They are apart where they differ by more than 1 % of the first; below 1e-4 of the largest in its family, of that.
+    losses; a rate of all parameters is held against those of groups. They are apart where they differ by more than 1 % of the
+    first; below 1e-4 of the largest in its family, of that.
 
     Returns:
         (step, the metrics that are apart there: rates before weights, activations, losses and gradients, and in the order of
@@ -166,14 +168,23 @@ def first_apart(first: RunData, other: RunData) -> tuple[int, list[str]] | None:
         names = [name for name in first if name == family or name.startswith(f"{family}/")]
         medians = [np.median(np.abs(first[name].value)) for name in names if np.isfinite(first[name].value).all()]
         least = _ROUNDING * max((median for median in medians), default=0.0)
-        for name in names:
-            found = divergence(first[name], other.get(name), least)
+        pairs = [(name, name, name) for name in names] + (_rates(first, other) if family == _RATE else [])
+        for name, one, two in pairs:
+            found = divergence(first.get(one), other.get(two), least)
             if found is not None and found[1] is not None:
                 apart[name] = found[1]
     if not apart:
         return None
     step = min(apart.values())
     return step, [name for name, at in apart.items() if at == step]
+
+
+def _rates(first: RunData, other: RunData) -> list[tuple[str, str, str]]:
+    """(the group's name, name in first, name in other), where one run has a rate of all parameters and one of each group."""
+    if (_RATE in first) == (_RATE in other):
+        return []
+    groups = [name for name in (other if _RATE in first else first) if name.startswith(f"{_RATE}/")]
+    return [(name, _RATE, name) if _RATE in first else (name, name, _RATE) for name in groups]
 
 
 def _first_step(steps: np.ndarray, which: np.ndarray) -> int | None:
@@ -204,6 +215,9 @@ def _number(value: float) -> str:
 
 
 def _clock(seconds: float) -> str:
+    """Hours, minutes and seconds; below a minute seconds with three digits, which a run of few or short steps needs."""
+    if seconds < 60:
+        return f"{seconds:.3g} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 

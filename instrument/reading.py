@@ -58,9 +58,9 @@ def read(path: str | os.PathLike[str], *, processes: int | None = None) -> RunDa
         `{metric: Series(step, value)}`, and more in attributes.
 
     Raises:
-        FileNotFoundError: There is no run; the message names some that are near.
+        FileNotFoundError: There is no run; the message names the newest one in the directory, or some that are near.
 
-    Example:
+    Examples:
         >>> run = instrument.read("runs/first")
         >>> step, loss = run["loss"]
         >>> step
@@ -130,7 +130,7 @@ class RunData(Mapping[str, Series]):
         Raises:
             KeyError: No rank has recorded the metric.
 
-        Example:
+        Examples:
             >>> slow = instrument.read("runs/first").spread("step_time")
             >>> np.bincount(slow.rank)                    # how often each rank was the slowest: there is but one
             array([3])
@@ -282,9 +282,15 @@ def no_run(path: str | os.PathLike[str], directory: Path) -> str:
         except OSError:
             return []
 
+    def listed(names: list[str]) -> str:
+        return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+    said = f"no run in {os.fspath(path)!r}: it has neither {runs.CONFIG} nor {runs.METRICS}"
     there = in_(directory)
+    if there:
+        newest = max(there, key=lambda each: runs.began(Path(each)))
+        others = [each for each in there if each != newest]
+        return f"{said}, but runs are in it. The newest of them: {newest}{f'; others: {listed(others)}' if others else ''}."
     beside = {Path(each).name: each for each in in_(directory.parent)}
-    alike = difflib.get_close_matches(directory.name, beside, 3, 0.3)
-    near = there or [beside[name] for name in alike] or list(beside.values())
-    listed = ", ".join(near[:5]) + (f" and {len(near) - 5} more" if len(near) > 5 else "")
-    return f"no run in {os.fspath(path)!r}: it has neither {runs.CONFIG} nor {runs.METRICS}. Runs near it: {listed or 'none'}."
+    near = [beside[name] for name in difflib.get_close_matches(directory.name, beside, 3, 0.3)] or list(beside.values())
+    return f"{said}. Runs near it: {listed(near) or 'none'}."

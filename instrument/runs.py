@@ -192,6 +192,15 @@ def holds_a_run(path: Path) -> bool:
     return (path / CONFIG).exists() or any(lines.numbered(path, pattern) for pattern in _LINE_FILES)
 
 
+def began(run: Path) -> float:
+    """When `config.json` was written, by which the newest run is told: by the last record, two that train at once would take
+    turns."""
+    for path in (run / CONFIG, run):
+        with contextlib.suppress(OSError):
+            return path.stat().st_mtime
+    return 0.0
+
+
 def last_step(run: str | os.PathLike[str]) -> int:
     """The step of the last line of metrics; 0 where there is none."""
     for file in reversed(lines.numbered(Path(run), METRICS)):

@@ -7,7 +7,7 @@ import pytest
 import instrument
 from instrument import runs
 from instrument.cli import main
-from instrument.comparison import Comparison, divergence, first_apart
+from instrument.comparison import Comparison, _clock, divergence, first_apart
 from instrument.reading import Series
 from instrument.record import Incident, Record
 from instrument.writers import JsonlWriter
@@ -36,7 +36,7 @@ def test_the_table_says_what_each_run_reached(tmp_path):
     one = made(tmp_path / "one", [4.0, 2.0, 3.0], accuracy=[(1, 0.25), (2, 0.75), (3, 0.5)], rate=0.1, layers=4)
     two = made(tmp_path / "two", [4.0, math.nan, 1.0, 0.5], alarms=[nan, *spikes], rate=0.2, layers=4)
     table = rows(one, two)
-    assert table["last step"] == ("3", "4") and table["time"] == ("0:00:04", "0:00:06")
+    assert table["last step"] == ("3", "4") and table["time"] == ("4 s", "6 s")
     assert table["loss, last"] == ("3", "0.5")
     assert table["loss, lowest"] == ("2 at step 2", "0.5 at step 4")
     assert table["val/accuracy, last"] == ("0.5", "") and table["val/accuracy, highest"] == ("0.75 at step 2", "")
@@ -97,6 +97,23 @@ def test_the_first_layer_in_which_two_runs_part_is_named(tmp_path):
     table = rows(tmp_path / "one", tmp_path / "two", tmp_path / "rate")
     assert table["first to part by 1%"] == ("", "activation/rms/two, step 4, and 2 more", "learning_rate, step 9")
     assert "first to part by 1%" not in rows(tmp_path / "one", tmp_path / "one")
+
+
+@pytest.mark.parametrize("group, expected", [((0.01, 0.01), None), ((0.01, 0.02), (1, ["learning_rate/1"]))])
+def test_a_rate_of_all_parameters_is_held_against_those_of_groups(tmp_path, group, expected):
+    one = with_layers(tmp_path / "one")
+    groups = with_layers(tmp_path / "groups")
+    series = groups["learning_rate"]
+    others = {name: groups[name] for name in groups if name != "learning_rate"}
+    grouped = {**others, **{f"learning_rate/{i}": Series(series.step, np.full(10, rate)) for i, rate in enumerate(group)}}
+    assert first_apart(one, grouped) == first_apart(grouped, one) == expected
+    assert first_apart(one, others) is first_apart(others, one) is first_apart(grouped, grouped) is None
+
+
+@pytest.mark.parametrize("seconds, said", [(0.0123, "0.0123 s"), (0.0, "0 s"), (59.0, "59 s"), (60.0, "0:01:00"),
+                                           (3723.4, "1:02:03")])
+def test_short_times_are_told_in_seconds(seconds, said):
+    assert _clock(seconds) == said
 
 
 def test_runs_of_one_name_are_told_apart(tmp_path):

@@ -1,5 +1,6 @@
 """Reading a run back: what was written is there, in order, once; what is no record is left out and counted."""
 import math
+import os
 import subprocess
 import sys
 
@@ -282,7 +283,8 @@ def test_a_path_without_a_run_names_those_beside_it(tmp_path):
     with pytest.raises(FileNotFoundError, match="no run in '.*exp1-3': .*Runs near it: .*exp1") as error:
         instrument.read(tmp_path / "exp1-3")
     assert "other" not in str(error.value)
-    with pytest.raises(FileNotFoundError, match="Runs near it: .*exp1, .*exp1-2, .*other.$"):
+    os.utime(tmp_path / "exp1-2" / "config.json", (2e9, 2e9))
+    with pytest.raises(FileNotFoundError, match="runs are in it. The newest of them: .*exp1-2; others: .*exp1, .*other.$"):
         instrument.read(tmp_path)
     with pytest.raises(FileNotFoundError, match="Runs near it: none.$"):
         instrument.read(tmp_path / "no" / "where")
