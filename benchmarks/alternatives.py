@@ -1,7 +1,8 @@
 """The ways in which people look at gradients today, beside ours, on one network: time, bytes copied, and what they say.
 
-    python benchmarks/alternatives.py [pairs]          # all of them
-    python benchmarks/alternatives.py [pairs] probe    # MindStudio Probe alone
+    python benchmarks/alternatives.py [pairs]                # all of them but MindFormers
+    python benchmarks/alternatives.py [pairs] probe          # MindStudio Probe alone
+    python benchmarks/alternatives.py [pairs] mindformers    # what MindFormers measures, against its own step
 
 GPT of 5 M parameters, 1,024 tokens a step, Adam; each way trains a network of its own from the same weights on the same batch,
 so that all of them make the same steps and the true numbers are known: the gradient norm in float64, of gradients that a step
@@ -9,19 +10,16 @@ returned. Ratios are of a step of the way, with all that it does afterwards, to 
 after it. "copied" is what goes from the device to the host at each step; on a CPU a copy may cost nothing, over a bus it does.
 The ways that need PyNative mode come last, against a plain step in that mode. MindStudio Probe is among them where it is
 installed (`pip install mindstudio-probe`), helped as probe.py says, with an optimizer that MindSpore does not compile; it and
-ours beside it are against a plain loop with that optimizer.
+ours beside it are against a plain loop with that optimizer. MindFormers has a step of its own: local_norm.py.
 """
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from importlib.metadata import version
+from collections.abc import Callable
 from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -34,66 +32,10 @@ from mindspore.experimental import optim
 from mindspore.train import Callback, Model, SummaryCollector
 
 from benchmarks import probe
-from benchmarks.networks import GPT, gpt_batch
-from benchmarks.timing import machine, seconds
-from instrument import InstrumentedStep
-from instrument.environment import versions
-
-
-@dataclass
-class Way:
-    """One way to look: `step()` trains and looks; it returns the gradient norm that it saw, if it did."""
-
-    name: str
-    step: Callable[[], float | None]
-    copied: int
-    sees: str
-    is_uneven: bool = False  # some steps cost more than others, so that the mean says what a run pays
-    first: int = 2  # number of the first step that is timed; before it, what is compiled
-    seen: list[float | None] = field(default_factory=list)
-    ratios: list[float] = field(default_factory=list)
-
-    def look(self) -> None:
-        self.seen.append(self.step())
-
-
-def fresh(**arguments: Any) -> tuple[nn.Cell, nn.Cell]:
-    """A network and a step of it, plain unless told otherwise."""
-    ms.set_seed(1)
-    network = GPT(**arguments)
-    return network, nn.Adam(network.trainable_params(), 1e-4)
-
-
-def norm(arrays: Any) -> float:
-    """In float32, as people write it."""
-    return float(np.sqrt(sum(np.sum(np.square(array)) for array in arrays)))
-
-
-def plain(batch: tuple) -> Callable[[], None]:
-    """A step of `nn.TrainOneStepCell`, with nothing looked at but the loss."""
-    step = nn.TrainOneStepCell(*fresh()).set_train()
-    return lambda: step(*batch).asnumpy() and None
-
-
-def ours(batch: tuple, name: str, *, every: int = 1, kind: type | None = None, **options: Any) -> Way:
-    network, optimizer = fresh()
-    if kind:
-        optimizer = kind(network.trainable_params(), 1e-4)
-    step = InstrumentedStep(network, optimizer, every=every, **options).set_train()
-    last = [0.0]
-
-    def run() -> float | None:
-        loss, stats = step(*batch)
-        loss.asnumpy()
-        values = step.schema.unpack(stats)
-        is_new, last[0] = values["step"] != last[0], values["step"]
-        return values["grad/norm"] if is_new else None
-
-    sees = "norms of gradients and weights" + ("" if options.get("activations", "") is None else ", activations")
-    run()
-    if every > 1:
-        run()  # two graphs
-    return Way(name, run, 4 * len(step.schema), sees, is_uneven=every > 1, first=3 if every > 1 else 2)
+from benchmarks.networks import gpt_batch
+from benchmarks.timing import print_machine, print_result, seconds
+from benchmarks.ways import Way, bytes_of, compare, fresh, norm, ours, plain, show, true_norms
+from instrument.environment import version_of
 
 
 def returned_gradients(batch: tuple) -> Way:
@@ -154,22 +96,6 @@ def host_weights(batch: tuple) -> Way:
 
     run()
     return Way("weight norms in NumPy", run, bytes_of(network.trainable_params()), "norms of weights")
-
-
-def bytes_of(parameters: Any) -> int:
-    return sum(parameter.size * parameter.itemsize for parameter in parameters)
-
-
-def compare(base: Callable[[], Any], ways: list[Way], pairs: int) -> float:
-    """Fill in the ratios; returns the median seconds of a plain step."""
-    times = []
-    for i in range(pairs):
-        for way in ways:
-            first, second = (seconds(each) for each in ((way.look, base) if i % 2 else (base, way.look)))
-            looking, plain_one = (first, second) if i % 2 else (second, first)
-            times.append(plain_one)
-            way.ratios.append(looking / plain_one)
-    return float(np.median(times))
 
 
 class Clock(Callback):
@@ -271,35 +197,7 @@ def probe_rows(batch: tuple, pairs: int) -> dict[str, Any]:
         print(f"MindStudio Probe as installed, {name}: {error or 'runs'}")
     print(f"MindStudio Probe: gradient norm off by {facts['norm_error']:.1e}, of one parameter by up to "
           f"{facts['worst_parameter']:.1e}; norms below 0, where `norm` has no kernel: {facts['wrong_columns']}")
-    return {"installed": version("mindstudio-probe"), "seconds": taken, "rows": rows, **facts}
-
-
-def show(ways: list[Way], true: list[float]) -> Iterator[dict[str, Any]]:
-    """Print a table, with the last gradient norm that each saw against the true one of that step."""
-    print(f"{'way':38}{'ratio':>8}{'least':>8}{'copied, bytes':>15}  {'gradient norm, error':>22}  sees")
-    for way in ways:
-        numbered = [(number, value) for number, value in enumerate(way.seen, way.first) if value is not None]
-        error = None
-        if numbered and true:
-            number, value = numbered[-1]
-            error = abs(value - true[number - 1]) / true[number - 1]
-        median = float((np.mean if way.is_uneven else np.median)(way.ratios))
-        said = "none" if error is None else f"{error:.1e}"
-        print(f"{way.name:38}{median:8.3f}{min(way.ratios):8.3f}{way.copied:15,}  {said:>22}  {way.sees}", flush=True)
-        yield {"way": way.name, "ratio": median, "minimum": min(way.ratios), "pairs": len(way.ratios), "copied": way.copied,
-               "error": error, "sees": way.sees}
-
-
-def true_norms(batch: tuple, steps: int) -> list[float]:
-    """In float64, of the gradients that each of these steps trained with."""
-    network, optimizer = fresh()
-    step = nn.TrainOneStepCell(network, optimizer, return_grad=True).set_train()
-    norms = []
-    for _ in range(steps):
-        _, gradients = step(*batch)
-        norms.append(float(np.sqrt(sum(np.sum(np.square(gradient.asnumpy().astype(np.float64)))
-                                       for gradient in gradients.values()))))
-    return norms
+    return {"installed": version_of("mindstudio-probe"), "seconds": taken, "rows": rows, **facts}
 
 
 def main() -> None:
@@ -308,11 +206,16 @@ def main() -> None:
     batch = gpt_batch()
     if "probe" in sys.argv[2:]:
         ms.set_context(mode=ms.PYNATIVE_MODE, device_target="CPU")
-        print(machine(), flush=True)
-        print(json.dumps({"machine": machine(), "versions": versions(), "mindstudio_probe": probe_rows(batch, pairs)}))
+        print_machine()
+        print_result({"mindstudio_probe": probe_rows(batch, pairs)}, "mindstudio-probe")
         return
     ms.set_context(mode=ms.GRAPH_MODE, device_target="CPU")
-    print(machine(), flush=True)
+    print_machine()
+    if "mindformers" in sys.argv[2:]:
+        from benchmarks import local_norm  # imports MindFormers
+
+        print_result({"mindformers": local_norm.rows(batch, pairs)}, "mindformers")
+        return
     true = true_norms(batch, pairs + 2)
     base = plain(batch)
     base()
@@ -333,8 +236,8 @@ def main() -> None:
     rows_pynative = list(show(ways, []))
     monitor = probe_rows(batch, pairs)
     ms.set_context(mode=ms.GRAPH_MODE)
-    print(json.dumps({"machine": machine(), "versions": versions(), "seconds": second, "graph": rows,
-                      "seconds_pynative": second_pynative, "pynative": rows_pynative, "mindstudio_probe": monitor}))
+    print_result({"seconds": second, "graph": rows, "seconds_pynative": second_pynative, "pynative": rows_pynative,
+                  "mindstudio_probe": monitor}, "mindstudio-probe")
 
 
 if __name__ == "__main__":

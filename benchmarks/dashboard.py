@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -34,6 +32,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "dashboard")]
 
 import conftest  # noqa: E402, I001  the tests' own way to start a server and a browser
 import runs_made  # noqa: E402
+
+from benchmarks.timing import print_machine, print_result  # noqa: E402
 
 
 _VISIBLE = "loss", "rate", "grad", "throughput", "memory", "weights"  # what a screen shows at once
@@ -228,8 +228,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--only", choices=["index", "many", "growth"])
     args = parser.parse_args()
-    print(f"{platform.processor() or platform.machine()}, {psutil.cpu_count()} cores, "
-          f"{psutil.virtual_memory().total / 2**30:.0f} GiB; Python {platform.python_version()}, no MindSpore", flush=True)
+    print_machine()
     from playwright.sync_api import sync_playwright
     results: dict[str, object] = {}
     with sync_playwright() as playwright, tempfile.TemporaryDirectory() as scratch:
@@ -244,10 +243,8 @@ def main() -> None:
                 print(name, {key: round(value, 3) if isinstance(value, float) else value for key, value in
                              results[name].items()}, flush=True)  # type: ignore[attr-defined]
         browser.close()
-    import nicegui
-    print(json.dumps({"benchmark": "dashboard", "load": os.getloadavg()[0], "nicegui": nicegui.__version__,
-                      "chromium": subprocess.run([str(conftest.CHROMIUM), "--version"], capture_output=True, text=True,
-                                                 check=False).stdout.strip(), **results}))
+    chromium = subprocess.run([str(conftest.CHROMIUM), "--version"], capture_output=True, text=True, check=False).stdout
+    print_result({"chromium": chromium.strip(), **results}, "nicegui")
 
 
 if __name__ == "__main__":

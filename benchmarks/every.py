@@ -9,7 +9,6 @@ them measured.
 """
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import sys
@@ -21,7 +20,7 @@ import mindspore as ms
 import numpy as np
 
 from benchmarks.networks import GPT, gpt_batch
-from benchmarks.timing import machine
+from benchmarks.timing import print_machine, print_result
 from instrument import InstrumentedStep
 from instrument.bench import seconds_of
 
@@ -56,13 +55,13 @@ def main() -> None:
     pairs = int(sys.argv[1]) if len(sys.argv) > 1 else 15
     chosen = sys.argv[2:] or list(VARIANTS)
     ms.set_context(mode=ms.GRAPH_MODE, device_target="CPU")
-    print(machine())
+    print_machine()
     batch = gpt_batch()
     plain = make(None, False)
     started = time.process_time()
     seconds_of(plain, batch)
     plain_first = time.process_time() - started
-    result = {"mindspore": ms.__version__, "pairs": pairs, "plain_first_call_cpu_s": plain_first, "variants": {}}
+    result = {"pairs": pairs, "plain_first_call_cpu_s": plain_first, "variants": {}}
     print(f"{'':40}{'measured':>10}{'off':>10}{'every=10':>10}{'compile':>10}   (wall; compile: CPU time of both graphs)")
     for name in chosen:
         step = make(*VARIANTS[name])
@@ -86,7 +85,7 @@ def main() -> None:
         print(f"{name:40}{on:10.4f}{off:10.4f}{row['every_10']:10.4f}{row['compile']:10.2f}", flush=True)
         step.remove_taps()
         del step
-    print(json.dumps(result))
+    print_result(result)
 
 
 if __name__ == "__main__":

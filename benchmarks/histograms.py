@@ -7,10 +7,8 @@ same round, after the time of making the tensor is taken off both.
 """
 from __future__ import annotations
 
-import json
 import math
 import os
-import platform
 import statistics
 import sys
 
@@ -20,7 +18,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-from benchmarks.timing import machine, seconds
+from benchmarks.timing import print_machine, print_result, seconds
 from instrument import bins, histograms
 
 _reshape, _sum, _mul, _add, _sub = ops.Reshape(), ops.ReduceSum(), ops.Mul(), ops.Add(), ops.Sub()
@@ -113,7 +111,7 @@ def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 11
     elements = int(sys.argv[2]) if len(sys.argv) > 2 else 1 << 22
     ms.set_context(mode=ms.GRAPH_MODE, device_target="CPU")
-    print(machine())
+    print_machine()
     random = np.random.default_rng(0).normal(size=(elements // 1024, 1024)).astype(np.float32)
     results = []
     for label, data in {"normal": random, "constant": np.full_like(random, 0.7)}.items():
@@ -131,8 +129,7 @@ def main() -> None:
             ratio = statistics.median(a / b for a, b in zip(values, taken["PlainReduceSum"]))
             results.append({"data": label, "name": name, "milliseconds": 1e3 * statistics.median(values), "ratio": ratio})
             print(f"{name:24}{1e3 * statistics.median(values):8.1f}{ratio:26.1f}")
-    print(json.dumps({"mindspore": ms.__version__, "python": platform.python_version(), "numpy": np.__version__,
-                      "rounds": rounds, "elements": elements, "results": results}))
+    print_result({"rounds": rounds, "elements": elements, "results": results})
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ is the thread's own time, which a busy machine changes less.
 """
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import sys
@@ -23,7 +22,7 @@ import mindspore as ms
 import numpy as np
 from mindspore.train.callback import RunContext
 
-from benchmarks.timing import machine
+from benchmarks.timing import print_machine, print_result, seconds
 from instrument import Metric, Schema, TrainingMonitor
 from instrument.alarms import NonFinite
 
@@ -67,11 +66,11 @@ def hook_seconds(records: int, pause: float, **options: object) -> list[tuple[fl
 def main() -> None:
     records = int(sys.argv[1]) if len(sys.argv) > 1 else 300
     ms.set_context(mode=ms.GRAPH_MODE, device_target="CPU")
-    print(machine())
+    print_machine()
     variants: dict[str, tuple[float, dict[str, object]]] = {
         "warm": (0.0, {"alarms": []}), "bare": (0.01, {"alarms": []}), "log": (0.01, {}),
         "stop": (0.01, {"alarms": [NonFinite(policy="stop")]})}
-    result: dict[str, object] = {"mindspore": ms.__version__, "records": records, "metrics": METRICS}
+    result: dict[str, object] = {"records": records, "metrics": METRICS}
     print(f"{'':12}{'median':>10}{'90 %':>10}{'CPU':>10}   microseconds of the training thread a record")
     for name, (pause, options) in variants.items():
         # The first ones open files and name metrics.
@@ -80,16 +79,10 @@ def main() -> None:
                         "cpu_us": float(np.median(own))}
         print(f"{name:12}{np.median(taken):10.0f}{np.percentile(taken, 90):10.0f}{np.median(own):10.0f}", flush=True)
     vector = ms.Tensor(np.zeros(METRICS), ms.float32)
-    read = statistics.median(_seconds(lambda: np.array(vector.asnumpy())) for _ in range(1000)) * 1e6
+    read = statistics.median(seconds(lambda: np.array(vector.asnumpy())) for _ in range(1000)) * 1e6
     result["device_read_us"] = read
     print(f"{'device read':12}{read:10.0f}             (on a CPU)")
-    print(json.dumps(result))
-
-
-def _seconds(call) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
+    print_result(result)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ quicker. "squares" is `Mul` and `ReduceSum`, without small tensors and without w
 """
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import sys
@@ -22,7 +21,7 @@ import numpy as np
 from mindspore import ParameterTuple, Tensor, nn, ops
 
 from benchmarks.networks import GPT
-from benchmarks.timing import machine
+from benchmarks.timing import print_machine, print_result
 from instrument import NormStats
 from instrument.norms import SMALL
 
@@ -77,7 +76,7 @@ class Reduced(nn.Cell):
 def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 60
     ms.set_context(mode=ms.GRAPH_MODE, device_target="CPU")
-    print(machine())
+    print_machine()
     parameters = GPT().trainable_params()
     random = np.random.default_rng(0)
     grads = tuple(Tensor(random.normal(0, 0.01, p.shape).astype(np.float32)) for p in parameters)
@@ -105,7 +104,7 @@ def main() -> None:
         over = [a - b for a, b in zip(taken[name], taken["nothing"])]
         result[name] = [statistics.median(row[i] for row in over) for i in (0, 1)]
         print(f"{name:20}{result[name][0]:12.1f}{result[name][1]:18.1f}")
-    print(json.dumps({"mindspore": ms.__version__, "rounds": rounds, "result": result}))
+    print_result({"rounds": rounds, "result": result})
 
 
 if __name__ == "__main__":

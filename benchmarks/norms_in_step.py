@@ -8,7 +8,6 @@ timed call comes after another one of the same step. The result is the median of
 """
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import sys
@@ -20,7 +19,7 @@ from mindspore import nn, ops
 
 from benchmarks.norms import first_element
 from benchmarks.step_overhead import maker
-from benchmarks.timing import machine
+from benchmarks.timing import print_machine, print_result
 from instrument import NormStats, norms
 from instrument.bench import seconds_of, seconds_warm
 
@@ -89,7 +88,7 @@ STEPS = {"the plain step again": nn.TrainOneStepCell, "update last": UpdateLast,
 def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 25
     ms.set_context(mode=ms.GRAPH_MODE, device_target="CPU")
-    print(machine())
+    print_machine()
     make, batch = maker("GPT 5M")
     steps = {name: step(*make()).set_train() for name, step in {"plain": nn.TrainOneStepCell, **STEPS}.items()}
     for step in steps.values():
@@ -105,8 +104,7 @@ def main() -> None:
         result[name] = statistics.median(ratios)
         low, _, high = statistics.quantiles(ratios, n=4)
         print(f"{name:32}{result[name] - 1:+8.1%}   middle half {low - 1:+.1%} to {high - 1:+.1%}")
-    print(json.dumps({"mindspore": ms.__version__, "rounds": rounds, "seconds": statistics.median(taken["plain"]),
-                      "result": result}))
+    print_result({"rounds": rounds, "seconds": statistics.median(taken["plain"]), "result": result})
 
 
 if __name__ == "__main__":

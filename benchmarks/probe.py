@@ -29,6 +29,7 @@ import numpy as np
 from mindspore import Tensor, mint, nn
 from mindspore.experimental import optim
 
+from benchmarks.timing import print_machine, print_result
 from instrument import InstrumentedStep
 
 OPS = ("norm", "min", "max", "mean", "nans")
@@ -171,10 +172,12 @@ def main() -> None:
     if not is_installed():
         sys.exit("MindStudio Probe is not installed: pip install mindstudio-probe")
     ms.set_context(mode=ms.PYNATIVE_MODE, device_target="CPU")
-    for name, error in errors():
+    print_machine()
+    found, columns = dict(errors()), wrong_columns()
+    for name, error in found.items():
         print(f"{name}: {error or 'runs'}")
-    print("norms below 0:", wrong_columns())
-    print(json.dumps(with_nan()))
+    print("norms below 0:", columns)
+    print_result({"errors": found, "wrong_columns": columns, "with_nan": with_nan()}, "mindstudio-probe")
 
 
 if __name__ == "__main__":

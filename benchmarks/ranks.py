@@ -8,7 +8,6 @@ gradients too. On a CPU the processes share its cores, and their collectives go 
 """
 from __future__ import annotations
 
-import json
 import os
 import sys
 from dataclasses import asdict
@@ -19,8 +18,8 @@ import mindspore as ms
 from mindspore import communication, nn
 
 from benchmarks.networks import NETWORKS
-from instrument.bench import costs, machine, show
-from instrument.environment import versions
+from benchmarks.timing import print_machine, print_result
+from instrument.bench import costs, show
 
 OPTIONS = {
     "the plain step again": None,
@@ -45,10 +44,9 @@ def main() -> None:
 
     second, rows = costs(made, batch, options=OPTIONS, seconds=0, least=pairs)
     if communication.get_rank() == 0:
-        print(f"{machine()}; GPT 5M, {ranks} processes")
+        print_machine(f"GPT 5M, {ranks} processes")
         show(second, rows)
-        print(json.dumps({"machine": machine(), "versions": versions(), "ranks": ranks, "seconds": second,
-                          "costs": [asdict(row) for row in rows]}))
+        print_result({"ranks": ranks, "seconds": second, "costs": [asdict(row) for row in rows]})
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import resource
 import subprocess
 import sys
@@ -26,18 +25,11 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import numpy as np
 import orjson
-import psutil
 
 import instrument
+from benchmarks.timing import print_machine, print_result
 from instrument.record import Record
 from instrument.writers import JsonlWriter
-
-
-def hardware() -> str:
-    """Processor, cores, memory and versions: the first line of the output."""
-    return (f"{platform.processor() or platform.machine()}, {psutil.cpu_count()} cores, "
-            f"{psutil.virtual_memory().total / 2**30:.0f} GiB; Python {platform.python_version()}, "
-            f"orjson {orjson.__version__}, NumPy {np.__version__}")
 
 
 def names(metrics: int) -> list[str]:
@@ -127,7 +119,7 @@ def way(name: str, run: str) -> None:
 
 def main() -> None:
     lines, metrics = (int(sys.argv[i]) if len(sys.argv) > i else default for i, default in ((1, 1_000_000), (2, 50)))
-    print(hardware())
+    print_machine()
     result = {}
     with tempfile.TemporaryDirectory() as run:
         taken = write(run, lines, metrics)
@@ -140,9 +132,8 @@ def main() -> None:
             found = result[name] = json.loads(output.stdout)
             print(f"{name:28}{found['seconds']:10.1f}{found['cpu_seconds']:15.1f}{found['rss_mb']:10}"
                   f"{found['helper_rss_mb']:12}", flush=True)
-    print(json.dumps({"python": platform.python_version(), "orjson": orjson.__version__, "numpy": np.__version__,
-                      "lines": lines, "metrics": metrics, "bytes": size,
-                      "written_values_per_second": round(lines * metrics / taken), "result": result}))
+    print_result({"lines": lines, "metrics": metrics, "bytes": size,
+                  "written_values_per_second": round(lines * metrics / taken), "result": result}, "orjson")
 
 
 if __name__ == "__main__":

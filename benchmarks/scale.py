@@ -8,8 +8,6 @@ to be. Nothing here has run on more than one machine.
 """
 from __future__ import annotations
 
-import json
-import math
 import os
 import pathlib
 import statistics
@@ -26,7 +24,7 @@ import psutil
 from mindspore import Parameter, Tensor, nn, ops
 
 import instrument
-from benchmarks.timing import machine, seconds
+from benchmarks.timing import print_machine, print_result, seconds
 from instrument import Metric, NormStats, runs
 from instrument.joining import SPREAD, Joining, Spread, own_norm
 from instrument.record import Record, RunInfo
@@ -90,7 +88,7 @@ def written(directory: pathlib.Path, writers: list[Writer], names: list[str], ra
 def main() -> None:
     ranks = int(sys.argv[1]) if len(sys.argv) > 1 else 1024
     ms.set_context(mode=ms.GRAPH_MODE, device_target="CPU")
-    print(machine())
+    print_machine()
     owner = Owner()
     taps = Taps([(f"blocks.{i}", nn.Dense(1, 1)) for i in range(TAPS)], [DEFAULT_STATS] * TAPS, False, owner)
     weights = [Parameter(Tensor(np.ones(1, np.float32)), name=f"blocks.{i}.attention.dense.weight") for i in range(PARAMETERS)]
@@ -135,9 +133,8 @@ def main() -> None:
           f"records: {reading / (16 * STEPS) * rest * 1e4 / 60:.1f} minutes in one process.")
     print(f"Dashboard: {len(names)} curves of rank 0, and {len(other_names)} for each rank that is looked at: "
           f"{len(names) + rest * len(other_names):,} for all of them.")
-    print(json.dumps({"mindspore": ms.__version__, "ranks": ranks, "vector": len(shared), "all_reduce_bytes": sent,
-                      "joining_seconds": times, "rank_0": zero, "other": other, "spread_seconds": reading}))
-    assert math.isfinite(reading)
+    print_result({"ranks": ranks, "vector": len(shared), "all_reduce_bytes": sent, "joining_seconds": times, "rank_0": zero,
+                  "other": other, "spread_seconds": reading})
 
 
 if __name__ == "__main__":

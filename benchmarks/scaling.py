@@ -9,7 +9,6 @@ log(layers) by least squares: 1 is a line.
 """
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -20,9 +19,9 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
 
+from benchmarks.timing import print_machine, print_result
 from instrument import InstrumentedStep
-from instrument.bench import machine, seconds_of
-from instrument.environment import versions
+from instrument.bench import seconds_of
 from instrument.record import Record
 
 LAYERS = (16, 32, 64, 128)
@@ -52,7 +51,7 @@ def exponent(sizes: tuple[int, ...], costs: list[float]) -> float:
 def main() -> None:
     pairs = int(sys.argv[1]) if len(sys.argv) > 1 else 60
     ms.set_context(mode=ms.GRAPH_MODE, device_target="CPU")
-    print(machine())
+    print_machine()
     batch = [Tensor(np.random.default_rng(i).normal(size=(32, WIDTH)).astype(np.float32)) for i in range(2)]
     result: dict[str, dict] = {name: {what: [] for what in WHAT} for name in ("the plain step", *OPTIONS)}
     for layers in LAYERS:
@@ -83,7 +82,7 @@ def main() -> None:
         for what in (what for what in WHAT if row[what]):
             row[f"{what}_exponent"] = slope = exponent(LAYERS, row[what])
             print(f"{name:24}{what:18}" + "".join(f"{value:10.4g}" for value in row[what]) + f"{slope:10.2f}")
-    print(json.dumps({"machine": machine(), "versions": versions(), "layers": LAYERS, "pairs": pairs, "options": result}))
+    print_result({"layers": LAYERS, "pairs": pairs, "options": result})
 
 
 if __name__ == "__main__":

@@ -23,9 +23,9 @@ import mindspore as ms
 from mindspore import nn
 
 from benchmarks.networks import NETWORKS
+from benchmarks.timing import print_machine, print_result
 from instrument import Histogram
-from instrument.bench import costs, machine, show
-from instrument.environment import versions
+from instrument.bench import costs, show
 
 ROOT = sys.path[0]
 NEVER = 10 ** 6
@@ -101,13 +101,13 @@ def main() -> None:
     parser.add_argument("--memory", action="store_true")
     args = parser.parse_args()
     ms.set_context(mode=ms.GRAPH_MODE if args.mode == "graph" else ms.PYNATIVE_MODE, device_target="CPU")
-    print(f"{machine()}; {args.network}, Adam", flush=True)
+    print_machine(f"{args.network}, Adam")
     make, batch = maker(args.network)
     chosen = {name: with_few_leaves(OPTIONS[name], make) for name in args.options}
     second, rows = costs(make, batch, options=chosen, seconds=args.seconds, least=15)
     show(second, rows)
-    result: dict[str, Any] = {"machine": machine(), "versions": versions(), "network": args.network, "mode": args.mode,
-                              "seconds": second, "costs": [asdict(row) for row in rows]}
+    result: dict[str, Any] = {"network": args.network, "mode": args.mode, "seconds": second,
+                              "costs": [asdict(row) for row in rows]}
     median = {row.name: row.median for row in rows}
     for option in ("the default", "everything"):
         on = "norms + blocks: the default" if option == "the default" else option
@@ -122,7 +122,7 @@ def main() -> None:
         for name, each in result["alone"].items():
             print(f"{name:42} compile {each['compile_s'] / plain['compile_s']:6.2f}  "
                   f"memory {each['peak_mb'] / plain['peak_mb']:6.2f}")
-    print(json.dumps(result))
+    print_result(result)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,7 @@ operating system in as many pieces. `JsonlWriter` is there to compare with. A ra
 """
 from __future__ import annotations
 
-import json
 import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -25,7 +23,7 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.proto.summary_pb2 import Summary
 
-from benchmarks.timing import machine, seconds
+from benchmarks.timing import print_machine, print_result, seconds
 from instrument import bins
 from instrument.record import Record
 from instrument.writers import JsonlWriter, TensorBoardWriter, Writer, event_file
@@ -68,7 +66,7 @@ def raw(run: str, content: bytes) -> None:
 def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 11
     metrics = int(sys.argv[2]) if len(sys.argv) > 2 else 1000
-    print(machine())
+    print_machine()
     random = np.random.default_rng(0)
     names = [f"activation/rms/blocks.{place // 10}.attention.dense_{place % 10}" for place in range(metrics)]
     records = [Record(step, 1e9 + step, dict(zip(names, random.normal(size=metrics).tolist()))) for step in range(RECORDS)]
@@ -99,8 +97,7 @@ def main() -> None:
         results.append({"name": name, "milliseconds": median, "minimum": least, "ratio": ratio,
                         "values_per_second": 1e3 * candidates[name][0] / median})
         print(f"{name:26}{median:10.3f}{least:9.3f}{results[-1]['values_per_second']:12,.0f}{ratio:21.2f}")
-    print(json.dumps({"python": platform.python_version(), "numpy": np.__version__, "tensorboardX": tensorboardX.__version__,
-                      "rounds": rounds, "metrics": metrics, "records": RECORDS, "results": results}))
+    print_result({"rounds": rounds, "metrics": metrics, "records": RECORDS, "results": results}, "tensorboardX")
 
 
 if __name__ == "__main__":
