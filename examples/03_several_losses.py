@@ -20,7 +20,7 @@ from mindspore.common.initializer import HeUniform, Normal, initializer
 
 from instrument import AttentionProbe, InstrumentedStep
 
-IMAGE, CLASSES, BATCH, STEPS = 32, 3, 16, 300
+IMAGE, CLASSES, BATCH, STEPS = 32, 3, 16, 200
 GRID = 2                      # each of GRID * GRID queries finds the object, if there is one, of its part of the picture
 QUERIES, SIDE = GRID * GRID, IMAGE // 4                 # the feature map is SIDE * SIDE
 WIDTH, HEADS, POINTS, LAYERS = 32, 4, 4, 2
@@ -148,7 +148,7 @@ def scenes(random: np.random.Generator) -> tuple[Tensor, ...]:
     return tuple(Tensor(array.astype(np.float32)) for array in (images, classes, boxes, present))
 
 
-def mean_iou(detector: nn.Cell, random: np.random.Generator, batches: int = 8) -> float:
+def mean_iou(detector: nn.Cell, random: np.random.Generator, batches: int = 4) -> float:
     """Over the objects of fresh pictures."""
     detector.set_train(False)
     found = []
@@ -160,21 +160,21 @@ def mean_iou(detector: nn.Cell, random: np.random.Generator, batches: int = 8) -
 
 
 def main(steps: int = STEPS) -> None:
-    """Train for `steps` steps, and print every thirtieth."""
+    """Train for `steps` steps, and print every twentieth."""
     ms.set_context(mode=ms.GRAPH_MODE)
     ms.set_seed(1)
     random, fresh = np.random.default_rng(1), np.random.default_rng(2)
 
     detector = Detector()
     network = Losses(detector)
-    optimizer = nn.Adam(network.trainable_params(), 2e-3)
+    optimizer = nn.Adam(network.trainable_params(), 3e-3)
     step = InstrumentedStep(network, optimizer, loss_key="total").set_train()
     print(f"mean IoU before training {mean_iou(detector, fresh):.3f}", flush=True)
 
     # `Model(step).train(...)` with a `TrainingMonitor` records the same values; a plain loop shows where they come from.
     for number in range(1, steps + 1):
         _, stats = step(*scenes(random))
-        if number % 30 and number != 1:
+        if number % 20 and number != 1:
             continue
         # The names of the parts are known from the first call on, when the network has been compiled.
         values = step.schema.unpack(stats)
