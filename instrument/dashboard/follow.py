@@ -4,7 +4,6 @@ Owns when files are polled and new runs are looked for, and how much memory runs
 """
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -77,7 +76,7 @@ class Follower:
         found = self.found
         if self._newest[0] is not found:
             first = [name for name in found if "/rank_" not in f"/{name}"] or list(found)
-            self._newest = found, max(first, key=lambda name: _began(found[name]), default="")
+            self._newest = found, max(first, key=lambda name: runs.began(found[name]), default="")
         return self._newest[1]
 
     def known(self, name: str) -> Run | None:
@@ -129,11 +128,3 @@ class Follower:
                     break
                 memory -= run.store.memory()
                 del self._runs[run.name]
-
-
-def _began(run: Path) -> float:
-    """When `config.json` was written. By the last record, two runs that train at once would take turns on the page."""
-    for path in (run / runs.CONFIG, run):
-        with contextlib.suppress(OSError):
-            return path.stat().st_mtime
-    return 0.0
