@@ -84,7 +84,8 @@ def dashboard(session: nox.Session) -> None:
 def clients(session: nox.Session) -> None:
     """The writers of Weights & Biases, MLflow, SwanLab and Prometheus, with the real clients; offline."""
     session.install(".[mindspore,dev,clients]")
-    session.run("pytest", "tests/test_writers_clients.py", "tests/test_prometheus_server.py", *session.posargs)
+    session.run("pytest", "tests/test_writers_clients.py", "tests/test_prometheus_server.py",
+                "tests/test_readme.py::test_weights_and_biases_is_written_offline", *session.posargs)
 
 
 @nox.session

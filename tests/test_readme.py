@@ -27,6 +27,7 @@ PROGRAM, NAN, LOOP = "A MindSpore program", "Where did the NaN come from?", "Loo
 EVERY, SCALING, LOSSES, CELLS = "Every k-th step", "Loss scaling, clipping, accumulation", "Several losses", "Which cells"
 ATTENTION, HISTOGRAMS, WATCHED = "Attention", "Histograms", "Watching a run"
 OWN_LOOP = "A loop of your own"
+TENSORBOARD, WANDB = "TensorBoard", "Weights & Biases"
 MONITOR = "monitor"
 
 
@@ -151,6 +152,24 @@ def test_a_watched_run_is_read_back(run_block, tmp_path):
 
 
 @pytest.mark.compiles
+def test_tensorboard_has_its_files(run_block, tmp_path):
+    names = run_block(TENSORBOARD)
+    [file] = (tmp_path / "runs" / "board").glob("events.out.tfevents.*")
+    content = file.read_bytes()
+    assert not names["monitor"].errors
+    assert all(tag in content for tag in (b"grad/norm/0.weight", b"histogram/weight/0.weight", b"rate"))
+
+
+@pytest.mark.compiles
+def test_weights_and_biases_is_written_offline(run_block, tmp_path, monkeypatch):
+    pytest.importorskip("wandb", reason='needs wandb: pip install "mindspore-instrument[wandb]"')
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    names = run_block(WANDB)
+    [folder] = (tmp_path / "runs" / "tracked" / "wandb").glob("offline-run-*")
+    assert not names["monitor"].errors and [file.stat().st_size > 1000 for file in folder.glob("*.wandb")] == [True]
+
+
+@pytest.mark.compiles
 def test_attention_is_measured(run_block):
     values = run_block(ATTENTION)["values"]
     assert 0 < values["attention/entropy/_backbone.0.self_attn"] <= np.log(8)
@@ -159,7 +178,8 @@ def test_attention_is_measured(run_block):
 
 
 def test_every_python_block_is_run():
-    assert set(BLOCKS) == {PROGRAM, OWN_LOOP, WATCHED, NAN, EVERY, LOOP, SCALING, LOSSES, CELLS, ATTENTION, HISTOGRAMS}
+    assert set(BLOCKS) == {PROGRAM, OWN_LOOP, WATCHED, NAN, EVERY, LOOP, SCALING, LOSSES, CELLS, ATTENTION, HISTOGRAMS,
+                           TENSORBOARD, WANDB}
     assert README.count("```python") == len(BLOCKS)
 
 
@@ -190,6 +210,17 @@ def _table():
     rows = re.findall(r"^\| `([^`]+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \|", README[README.index("## Metrics"):], re.MULTILINE)
     assert len(rows) == len({row[0] for row in rows}) > 20
     return {name: (unit, scope, present) for name, unit, scope, present in rows}
+
+
+def test_every_row_has_a_cost_and_a_meaning():
+    section = README[README.index("## Metrics"):README.index("### What each number is")]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| `")]
+    assert {tuple(row) for row in rows if len(row) != 6 or not all(cell.strip() for cell in row)} == set()
+    assert {row[0].strip("`") for row in rows} == set(_table())
+    assert all((cost == "host") == present.startswith(MONITOR) for _, _, _, present, _, cost in rows)
+    measured = (ROOT / "benchmarks" / "README.md").read_text("utf-8")
+    for percent in {number for *_, cost in rows for number in re.findall(r"(\d+)(?= to|\s%)", cost)}:
+        assert f"1.{int(percent):02}" in measured, percent
 
 
 def _rows_of(name):
@@ -266,6 +297,15 @@ def test_what_is_linked_exists(text):
 def test_code_is_the_same_in_both_languages():
     blocks = re.findall(r"^```\w+\n.*?^```$", CHINESE, re.DOTALL | re.MULTILINE)
     assert len(blocks) >= 6 and [block for block in blocks if block not in README] == []
+
+
+def test_the_metrics_are_the_same_in_both_languages():
+    def rows(text, begin):
+        cells = [line.strip("| ").split(" | ") for line in text[text.index(begin):].splitlines() if line.startswith("| `")]
+        numbers = [re.findall(r"\d+", row[-1]) for row in cells if len(row) == 6]
+        return [(*row[:3], *number) for row, number in zip([row for row in cells if len(row) == 6], numbers)]
+
+    assert len(rows(README, "## Metrics")) == len(_table()) and rows(CHINESE, "## 指标") == rows(README, "## Metrics")
 
 
 def test_both_languages_tell_of_every_alarm_and_command():
