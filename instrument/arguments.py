@@ -4,6 +4,7 @@ from __future__ import annotations
 from typing import Any
 
 import mindspore as ms
+import numpy as np
 from mindspore import Tensor, nn
 
 from instrument import _compat
@@ -72,14 +73,20 @@ def check_arguments(network: Any, optimizer: Any, *, loss_scale: Any, max_grad_n
     if not isinstance(activation_stats, (list, tuple)) or any(stat not in ALL_STATS for stat in activation_stats):
         raise ValueError(f"`activation_stats` must be a sequence out of {', '.join(ALL_STATS)}, but it is "
                          f"{activation_stats!r}.")
-    if not isinstance(allow_unverified, bool):
-        raise TypeError(f"`allow_unverified` must be True or False, but it is {allow_unverified!r}.")
+    check_flags(allow_unverified=allow_unverified)
     setting = _compat.sharded_here(allow_unverified)
     if setting and not allow_unverified:
         _compat.refuse_shards(setting)
     if setting:
         check_options(network, setting, loss_scale=loss_scale, max_grad_norm=max_grad_norm, skip_spikes=skip_spikes,
                       accumulate=accumulate, **by_shape)
+
+
+def check_flags(**flags: Any) -> None:
+    """TypeError for the first argument that is neither True nor False."""
+    for name, value in flags.items():
+        if not isinstance(value, (bool, np.bool_)):
+            raise TypeError(f"`{name}` must be True or False, but it is {value!r}.")
 
 
 def check_loss_scale(loss_scale: Any) -> None:

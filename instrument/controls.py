@@ -14,6 +14,7 @@ from mindspore.communication import get_group_size
 
 from instrument import _compat
 from instrument.joining import HOST_TIMES, Spread
+from instrument.kinds import is_whole
 from instrument.nonfinite import Place, execution_order
 from instrument.notices import tell
 from instrument.schema import Schema, Scope
@@ -82,14 +83,18 @@ class Controls(_Base):
         """The vectors of measured steps that the device has kept, with one device-to-host copy.
 
         Args:
-            after: Only steps with a higher number; by default, those that came after the last one read.
+            after: Only steps with a higher number, each as it was done last where the run went back; by default, those that
+                came after the last one read.
 
         Returns:
             (rows, overwritten); see `Window`.
 
         Raises:
             ValueError: The step was made without `window`.
+            TypeError: `after` is no whole number.
         """
+        if after is not None and not is_whole(after):
+            raise TypeError(f"`after` must be the number of a step, or None, but it is {after!r}.")
         if self.ring is None:
             raise ValueError(f"this step keeps no window: {self.how_to_keep_a_window}.")
         return self.ring.read(after, len(self._schema))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import mindspore as ms
 import numpy as np
@@ -48,6 +49,27 @@ def _checked(number: int, for_shards: bool, joined: bool) -> int:
     """`number`; ValueError where the graph is compiled for another layout than it was made for."""
     _compat.check_layout(for_shards, joined)
     return number
+
+
+def _layout(value):
+    """What `_check_gradients` asks of each gradient."""
+    if isinstance(value, Tensor):
+        return value.dtype, value.shape
+    return None, ()
+
+
+@_compat.constexpr
+def _check_gradients(layouts: Any, names: tuple[str, ...], shapes: tuple[tuple[int, ...], ...]) -> int:
+    """ValueError unless the gradients are of these parameters, in their order. Returns: how many."""
+    if len(layouts) != len(names):
+        raise ValueError(f"NormStats was made for {len(names)} gradients, one a parameter in their order, but it is given "
+                         f"{len(layouts)}.")
+    for (dtype, shape), name, expected in zip(layouts, names, shapes):
+        if dtype not in _compat.FLOAT_TYPES or tuple(shape) != expected:
+            given = "no tensor" if dtype is None else f"of type {dtype} and shape {tuple(shape)}"
+            raise ValueError(f"the gradient of {name!r} must be a tensor of a float type and shape {expected}, but it is "
+                             f"{given}. Pass the gradients in the order of the parameters that NormStats was made with.")
+    return len(names)
 
 
 # A segment sum adds one element after the other: it is given few at a time.
@@ -181,6 +203,8 @@ class NormStats(nn.Cell):
         self.stack = ops.Stack()
         self.concat = ops.Concat()
         self.sum = ops.ReduceSum(keep_dims=True)
+        self.names = tuple(parameter.name for parameter in parameters)
+        self.shapes = tuple(tuple(parameter.shape) for parameter in parameters)
         shapes = [p.shape for p in parameters + parameters + frozen]
         sizes = np.array([stats.size_of(shape) for shape in shapes], np.float32)
         self.gradients = len(parameters)
@@ -231,7 +255,14 @@ class NormStats(nn.Cell):
 
         Returns:
             float32 [K], laid out by `schema`.
+
+        Raises:
+            ValueError: They are not as many as the parameters, or one is of another shape or of no float type.
         """
+        if not isinstance(grads, (tuple, list)):
+            grads = (grads,)
+        if not self.for_shards:
+            _check_gradients(self.map(_layout, grads), self.names, self.shapes)
         return self.measure(grads)[0]
 
     def measure(self, grads):

@@ -82,10 +82,10 @@ class UpdateStats(nn.Cell):
         updated = barrier(weight_norms, updated)
         squares, seen = self.square_sums.of_one(self.map(ops.partial(_difference, updated), self.weights, before))
         norm = stats.root(self.total(squares), self.all_elements, self.total(seen))
-        values = (norm, norm / ops.Sqrt()(self.total(weight_norms * weight_norms)))
+        values = (norm, stats.ratio(norm, ops.Sqrt()(self.total(weight_norms * weight_norms))))
         if self.per_parameter:
             norms = stats.root(squares, self.elements, seen)
-            values = values + (norms, norms / weight_norms)
+            values = values + (norms, stats.ratio(norms, weight_norms))
         return self.concat(values)
 
     def metrics(self) -> list[Metric]:

@@ -78,6 +78,7 @@ class Schema:
         self._reported: set[str] = set()
         # For `first_nonfinite`: a reference to what tells the order of execution, as the step knows it.
         self.order: Callable[[], Callable[[], Sequence[Any]] | None] | None = None
+        self._kept_order: list[Any] | None = None  # of a copy, which must not keep the step
         self.replace(metrics, histograms)
 
     def replace(self, metrics: Sequence[Metric], histograms: Sequence[str] = ()) -> None:
@@ -95,6 +96,12 @@ class Schema:
         self._counts = np.array(sorted({count for count in self._count_of if count is not None}), np.intp)
         self._norms = np.array([i for i, name in enumerate(self.names) if name.startswith("grad/norm/")], np.intp)
         self._optional = np.array([i for i, metric in enumerate(self.metrics) if metric.is_optional], np.intp)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: with the order of execution as it is known now, in place of what tells it."""
+        order_of = self.order() if self.order is not None else None
+        kept = self._kept_order if order_of is None else list(order_of())
+        return {**self.__dict__, "order": None, "_kept_order": kept, "_reported": set(self._reported)}
 
     def _call_count(self, name: str) -> int | None:
         """Position of the call count that says whether the metric `name` was measured, if it has one."""
@@ -194,6 +201,8 @@ class Schema:
         order_of = self.order() if self.order is not None else None
         if order_of is not None:
             order = order_of()
+        elif self._kept_order is not None:
+            order = self._kept_order
         else:
             order = [*((kind, name[len(kind) + 6:]) for kind in ("weight", "grad") for name in self.names
                        if name.startswith(f"{kind}/norm/")), ("weight", ""), ("loss", ""), ("grad", "")]

@@ -49,6 +49,7 @@ _max = ops.ReduceMax()
 _mean = ops.ReduceMean()
 _mul = ops.Mul()
 _not_equal = ops.NotEqual()
+_reciprocal = ops.Reciprocal()
 _reshape = ops.Reshape()
 _select = ops.Select()
 _shape = ops.Shape()
@@ -128,6 +129,11 @@ def _calls_and_elements(shape: tuple[int, ...], has_calls: bool, has_elements: b
 def as_float32(x: Tensor) -> Tensor:
     """`x` in float32; nothing where it is."""
     return _cast(x, ms.float32)
+
+
+def ratio(a: Tensor, b: Tensor) -> Tensor:
+    """a / b, float32; NaN where `a` is, of which a division by zero makes minus infinity on a CPU."""
+    return _mul(a, _reciprocal(b))
 
 
 def _sums_of_rows(x: Tensor, length: int) -> Tensor:

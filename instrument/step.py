@@ -17,7 +17,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore.communication import get_rank
 
 from instrument import _compat
-from instrument.arguments import check_arguments
+from instrument.arguments import check_arguments, check_flags
 from instrument.choice import choose, frozen_weights
 from instrument.controls import Controls, state
 from instrument.histograms import Histogram, HistogramStats, check_histograms, choose_parameters
@@ -54,7 +54,9 @@ class InstrumentedStep(Controls, StepGraph):
         loss_scale: A number (fixed), a Tensor (set from the host by `set_sense_scale`), or an update cell
             (`nn.FixedLossScaleUpdateCell`, `nn.DynamicLossScaleUpdateCell`). A step whose gradient norm is not finite
             is an overflow: it skips the update. None: no scaling, and no step is skipped.
-        max_grad_norm: Clip the gradients by their global norm: g * max / max(norm, max), in float32.
+        max_grad_norm: Clip the gradients by their global norm: g * max / max(norm, max), in float32. Where the norm is
+            infinite (squares beyond float32: above 1.8e19) finite gradients become zeros, and `grad/norm_clipped` is NaN; with
+            a `loss_scale` such a step is an overflow, and skipped.
         accumulate: So many calls make one update, with the mean of their gradients, summed in float32. Calls in between
             return the last vector again; its `step` is 0 before the first update.
         loss_key: Index or key of the loss where the network returns several values; the default is the first. The
@@ -72,13 +74,14 @@ class InstrumentedStep(Controls, StepGraph):
         updates: Norms of what each update changed, and their ratio to the norms of the weights before it, from the weights
             before and after: of half-precision weights, what rounding has left of the update.
         moments: Norms of the optimizer's moments as this step found them, and the cosine of first moment and gradient.
-        every: Measure step 1, each multiple of `every`, and the step after `measure_next()`; the other steps cost what the
-            stock cell costs, and return the last vector again, whose `step` says so (0 before the first one).
+        every: Measure step 1, each multiple of `every`, and the step after `measure_next()`; the other steps run the stock
+            cell's graph, and return the last vector again, whose `step` says so (0 before the first one). A network that
+            draws random numbers (Dropout) has one graph with a condition, and pays some percent on those steps too.
         window: Keep the vectors of the last `window` measured steps on the device, for `read_window()`: a data sink runs many
             steps in one call.
         spike_window: Add `spike/score`, how far loss and gradient norm stand above those of the last `spike_window` good
-            steps, in standard deviations. Its history is the Parameter `spike_history` of the step, and in checkpoints of
-            it; a checkpoint without it starts an empty one.
+            measured steps, in standard deviations. Its history is the Parameter `spike_history` of the step, and in
+            checkpoints of it; a checkpoint without it starts an empty one.
         skip_spikes: Leave out the update of a step whose score is above this; `skipped` says so.
         counts: Count elements too: `grad/nonfinite/<parameter>`, `grad/zero_fraction`, and of every measured cell
             `zero_fraction` and `nonfinite_elements`.
@@ -131,6 +134,8 @@ class InstrumentedStep(Controls, StepGraph):
                         loss_key=loss_key, activation_stats=activation_stats, every=every, window=window,
                         spike_window=spike_window, skip_spikes=skip_spikes, scope=scope, allow_unverified=allow_unverified,
                         counts=counts, updates=updates, moments=moments, histograms=histograms)
+        check_flags(activation_gradients=activation_gradients, per_parameter=per_parameter, counts=counts, updates=updates,
+                    moments=moments, attention=attention, ranks=ranks)
         self.allow_unverified = allow_unverified
         if moments:
             moments_of(optimizer)
@@ -267,6 +272,9 @@ class InstrumentedStep(Controls, StepGraph):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One step; see the class."""
+        if kwargs:
+            raise TypeError("InstrumentedStep takes its inputs by position, as nn.TrainOneStepCell does, but it is given "
+                            f"{', '.join(kwargs)} by name. Give them in the order of the network's construct.")
         schedule = self.schedule
         if schedule.every == 1:
             return self._closing_the_gate(super().__call__, *args, **kwargs)

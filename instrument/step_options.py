@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mindspore import nn
 
-from instrument.arguments import check_arguments
+from instrument.arguments import check_arguments, check_flags
 from instrument.histograms import Histogram, check_histograms
 from instrument.optimizer_stats import moments_of
 from instrument.schema import Scope
@@ -51,4 +51,6 @@ def check_options(network: nn.Cell, optimizer: nn.Cell, options: StepOptions) ->
                     activation_stats=options.activation_stats, every=options.every, window=options.window,
                     spike_window=options.spike_window, scope=options.scope, allow_unverified=options.allow_unverified,
                     counts=options.counts, updates=options.updates, moments=options.moments, histograms=options.histograms)
+    check_flags(activation_gradients=options.activation_gradients, per_parameter=options.per_parameter, counts=options.counts,
+                updates=options.updates, moments=options.moments, attention=options.attention, ranks=options.ranks)
     check_histograms(options.histograms, options.every)

@@ -55,17 +55,21 @@ class RingBuffer(nn.Cell):
         data = np.array(self.buffer.asnumpy())  # a copy: on a CPU it would be a view
         data = data[np.argsort(data[:, -1])]
         data = data[data[:, -1] > 0]
+        kept_from = data[0, -1] if len(data) else 0
         last_step, last_serial = self.read_up_to
         if after is None:
             # By serial number: a run that has gone back to an earlier checkpoint counts steps again.
             rows, before = data[data[:, -1] > last_serial], last_serial
         else:
-            rows, known = data[data[:, 0] > after], data[data[:, 0] <= after]
-            if len(known):
-                before = int(known[-1, -1])  # nothing between it and the next row has gone
+            # Of a run that has gone back, the steps that it does again are not what led to the present one.
+            lowest_from_here = np.minimum.accumulate(data[::-1, 0])[::-1]
+            data = data[data[:, 0] < np.append(lowest_from_here[1:], np.inf)]
+            rows = data[data[:, 0] > after]
+            if len(rows) < len(data):
+                before = int(kept_from)  # the row before these is there, so that nothing between has gone
             else:
                 before = last_serial if last_step <= after else 0
-        overwritten = max(int(rows[0, -1]) - 1 - before, 0) if len(rows) else 0
+        overwritten = max(int(kept_from) - 1 - before, 0) if len(rows) else 0
         if len(rows):
             self.read_up_to = int(rows[-1, 0]), int(rows[-1, -1])
         return Window(rows[:, :columns].copy(), overwritten)

@@ -112,6 +112,9 @@ WRONG_ARGUMENTS = [
       for value in (0, -1, float("nan"), float("inf"), "1", True)],
     *[({"accumulate": value}, ValueError, f"`accumulate` must be a whole number of calls from 1, but it is .*{value}")
       for value in (0, -1, 1.5, 2.0, True, "2", None)],
+    *[({flag: value}, TypeError, f"`{flag}` must be True or False, but it is {value!r}")
+      for flag in ("activation_gradients", "per_parameter", "counts", "updates", "moments", "attention", "ranks",
+                   "allow_unverified") for value in (1, "no", None)],
     *[({"loss_key": value}, TypeError, rf"`loss_key` must be a key \(str\), an index \(int\) or None, but it is {value}")
       for value in (1.5, True)],
 ]
@@ -144,6 +147,15 @@ def test_the_network_trains_after_all_of_them(mode, untouched):
         with pytest.raises(error):
             make(network)
     assert trains_as_if_untouched(network, untouched(mode))
+
+
+def test_inputs_by_name_are_refused(mode):
+    network = MLP()
+    step = InstrumentedStep(network, sgd(network))
+    x, y = map(Tensor, mlp_batches(1)[0])
+    with pytest.raises(TypeError, match="InstrumentedStep takes its inputs by position, .* but it is given y by name"):
+        step(x, y=y)
+    assert np.isfinite(float(step(x, y)[0]))
 
 
 def test_a_name_collision_is_refused():

@@ -1,4 +1,7 @@
 """Where a NaN came from: in an activation, in a gradient only, in a weight, in the input, in the loss."""
+import copy
+import pickle
+
 import mindspore as ms
 import numpy as np
 import pytest
@@ -133,6 +136,17 @@ def test_counts_tell_a_small_gradient_from_a_bad_one():
     order = [("loss", ""), ("grad", "b"), ("grad", "a")]
     assert first_nonfinite(values, order).name == "b"
     assert first_nonfinite({**values, "grad/nonfinite/a": 4.0, "grad/nonfinite/b": 0.0}, order).name == "a"
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda schema: pickle.loads(pickle.dumps(schema))])
+def test_a_copy_of_the_schema_knows_the_order_without_the_step(copied):
+    network = _Chain("activation")
+    step = InstrumentedStep(network, nn.SGD(network.trainable_params(), 0.0), activations=["first", "sick", "last", "head"])
+    _, stats = step(Tensor(X), Tensor(Y), Tensor(np.nan, ms.float32))
+    schema, stats = copied(step.schema), stats.asnumpy()
+    assert schema.names == step.schema.names and schema.order is None
+    assert copied(schema).first_nonfinite(stats) == schema.first_nonfinite(stats) == step.schema.first_nonfinite(stats)
+    assert schema.first_nonfinite(stats).name == "sick"
 
 
 def test_values_of_a_record_do_as_well():

@@ -126,6 +126,34 @@ def test_a_loop_with_value_and_grad(mode):
         assert values["weight/norm"] == pytest.approx(reference.norm(*weights), rel=TOLERANCE)
 
 
+def gradients_of(network):
+    return [Tensor(np.ones(p.shape, np.float32)) for p in network.trainable_params()]
+
+
+WRONG_GRADIENTS = {
+    "too few": (lambda grads: grads[:2], "made for 4 gradients, one a parameter in their order, but it is given 2"),
+    "too many": (lambda grads: grads + grads[:1], "made for 4 gradients, .* but it is given 5"),
+    "another order": (lambda grads: tuple(grads[::-1]),
+                      r"gradient of 'first.weight' must be .* shape \(32, 16\), but it is of type Float32 and shape \(4,\)"),
+    "no float type": (lambda grads: [grad.astype(ms.int32) for grad in grads], "must be a tensor of a float type .* Int32"),
+    "numbers": (lambda grads: [1.0, 2.0, 3.0, 4.0], "must be a tensor of a float type .* but it is no tensor"),
+    "one tensor": (lambda grads: grads[0], "given 1"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_GRADIENTS)
+def test_gradients_of_something_else_are_refused(mode, case):
+    network = MLP()
+    choose, message = WRONG_GRADIENTS[case]
+    with pytest.raises(ValueError, match=message):
+        NormStats(network.trainable_params())(choose(gradients_of(network)))
+
+
+def test_one_parameter_whose_gradient_comes_alone(mode):
+    cell = NormStats(parameters([np.ones((3, 4))]))
+    assert cell.schema.unpack(cell(Tensor(np.full((3, 4), 2.0, np.float32))))["grad/norm"] == pytest.approx(48 ** 0.5)
+
+
 def test_nothing_to_measure_is_an_error():
     with pytest.raises(ValueError, match="`parameters` must hold at least one"):
         NormStats([])

@@ -117,6 +117,50 @@ def test_a_skipped_update_is_zero_and_large_parameters_are_right(mode, every):
             assert values["moment1/cosine/w"] == pytest.approx(cosine(batch, m), abs=1e-5)
 
 
+def test_what_has_become_nan_has_no_ratio_to_a_weight_of_zero(mode):
+    def values_with(y):
+        network = MLP()
+        network.first.bias.set_data(Tensor(np.zeros(32, np.float32)))
+        step = InstrumentedStep(network, nn.SGD(network.trainable_params(), 0.1), activations=None, updates=True)
+        return step.schema.unpack(step(Tensor(x), Tensor(y))[1])
+
+    x, y = mlp_batches(1)[0]
+    values = values_with(y)
+    assert values["update/norm/first.bias"] > 0 and values["update/ratio/first.bias"] == np.inf
+    values = values_with(np.full_like(y, np.nan))
+    assert values["weight/norm/first.bias"] == 0
+    assert np.isnan([values["update/norm/first.bias"], values["update/ratio/first.bias"], values["update/ratio"]]).all()
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_an_optimizer_of_a_part_of_the_network_in_groups(mode, every):
+    network = MLP()
+    first, second = network.first, network.second
+    groups = [{"params": [second.weight], "lr": 0.1}, {"params": [first.bias], "lr": 0.01, "weight_decay": 0.1}]
+    optimizer = nn.AdamWeightDecay(groups, 1e-2)
+    step = InstrumentedStep(network, optimizer, activations=None, updates=True, moments=True, every=every)
+    parts = list(optimizer.parameters)
+    assert {part.name for part in parts} == {"second.weight", "first.bias"}
+    for number, batch in enumerate(mlp_batches(4), 1):
+        before, m = copies(parts), copies(optimizer.moments1)
+        gradients = dict(zip((p.name for p in network.trainable_params()),
+                             reference.MLP(copies(network.trainable_params())).step(*batch)[1]))
+        values = step.schema.unpack(step(*map(Tensor, batch))[1])
+        if values["step"] != number:
+            continue
+        deltas = [a - b for a, b in zip(copies(parts), before)]
+        assert values["grad/norm"] == pytest.approx(reference.norm(*(gradients[p.name] for p in parts)), rel=3e-6)
+        assert values["update/norm"] == pytest.approx(reference.norm(*deltas), rel=TOLERANCE)
+        assert values["moment1/norm"] == pytest.approx(reference.norm(*m), rel=TOLERANCE)
+        for part, delta, moment in zip(parts, deltas, m):
+            assert values[f"update/norm/{part.name}"] == pytest.approx(reference.norm(delta), rel=TOLERANCE)
+            assert values[f"moment1/norm/{part.name}"] == pytest.approx(reference.norm(moment), rel=TOLERANCE)
+            if number > 1:
+                assert values[f"moment1/cosine/{part.name}"] == pytest.approx(cosine(gradients[part.name], moment), abs=1e-5)
+    assert values["step"] == 4 and not any(name.endswith(("first.weight", "second.bias")) for name in values
+                                           if name.startswith(("grad/norm", "update/", "moment")))
+
+
 def test_training_is_what_it_was(mode):
     weights = []
     for options in ({}, {"updates": True, "moments": True}, {"updates": True, "moments": True, "every": 2}):

@@ -74,6 +74,23 @@ def test_going_back_to_an_earlier_step_loses_nothing():
     assert rows[:, 0].tolist() == [2, 3] and overwritten == 0
 
 
+def test_after_a_step_there_are_no_steps_that_were_done_again():
+    step = make(window=6)
+    for batch in mlp_batches(5):
+        step(*map(Tensor, batch))
+    step.set_step(2)
+    kept = []
+    for batch in mlp_batches(2):
+        kept.append(step(*map(Tensor, batch))[1].asnumpy().copy())  # 1 is overwritten; 2, 3, 4, 5, 3, 4 are there
+    rows, overwritten = step.read_window(after=1)
+    assert rows[:, 0].tolist() == [2, 3, 4] and np.array_equal(rows[1:], kept) and overwritten == 1
+    assert step.read_window(after=3).rows[:, 0].tolist() == [4] and step.read_window(after=3).overwritten == 0
+    assert step.read_window(after=4).rows.shape == (0, len(step.schema))
+    for wrong in ("3", 1.5, True):
+        with pytest.raises(TypeError, match="`after` must be the number of a step, or None, but it is"):
+            step.read_window(after=wrong)
+
+
 def test_a_step_called_by_hand_with_accumulation_and_losses(mode):
     step = make(window=8, accumulate=2, every=2, updates=True)
     for batch in mlp_batches(8):
