@@ -43,7 +43,7 @@ class Residual(nn.Cell):
 
 
 class ResNet18(nn.Cell):
-    """As for CIFAR, 11 M parameters; for pictures of any size: 8 of 32 x 32 take half a minute a step on a CPU."""
+    """As for CIFAR, 11 M parameters; for pictures of any size: a CPU takes a second or more for 4 of 16 x 16."""
 
     def __init__(self):
         super().__init__()
