@@ -72,8 +72,9 @@ def joined_run():
     ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True, device_num=get_group_size())
     network = Probed()
     step = InstrumentedStep(network, nn.SGD(network.trainable_params(), 0.5), activations="leaves", loss_scale=8.0,
-                            max_grad_norm=0.5, activation_stats=ALL_STATS, activation_gradients=True, spike_window=2, ranks=True,
-                            histograms=[Histogram("activation", "act", every=2), Histogram("gradient", "second.weight")])
+                            max_grad_norm=0.5, activation_stats=ALL_STATS, activation_gradients=True, spike_window=2,
+                            ranks=True, histograms=[Histogram("activation", "act", every=2),
+                                                    Histogram("gradient", "second.weight")])
     step.set_train()
     for number, (x, y) in enumerate(mlp_batches(STEPS), 1):
         if number == STEPS and get_rank() == 1:
