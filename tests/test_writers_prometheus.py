@@ -186,7 +186,8 @@ def test_a_port_in_use_makes_it_take_the_next_and_say_so(capsys):
             second.write(Record(1, 0.0, {"loss": 2.0}))
             assert first.port < second.port <= first.port + 19
             assert capsys.readouterr().out == (
-                f"Prometheus metrics are at http://127.0.0.1:{second.port}/metrics (port {first.port} is in use)\n")
+                f"Prometheus metrics are at http://127.0.0.1:{second.port}/metrics (port {first.port} is in use: a server of "
+                "Prometheus that fetches from it sees another process; pass each job a `port` of its own)\n")
             assert metrics(first) == {"loss": 1.0} and metrics(second) == {"loss": 2.0}
 
 

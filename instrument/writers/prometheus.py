@@ -109,7 +109,8 @@ class PrometheusWriter(Writer):
                 continue
             self.port = server.server_port
             if self.port != self._wanted:
-                reason = f" (port {self._wanted} is in use)" if self._wanted else ""
+                reason = (f" (port {self._wanted} is in use: a server of Prometheus that fetches from it sees another "
+                          "process; pass each job a `port` of its own)") if self._wanted else ""
                 print(f"Prometheus metrics are at http://{self.host}:{self.port}/metrics{reason}", flush=True)
             return server
         raise OSError(errno.EADDRINUSE, f"the ports {first} to {last} of {self.host} are all in use; pass another `port`, "
