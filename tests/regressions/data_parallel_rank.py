@@ -18,6 +18,7 @@ from networks import MLP, mlp_batches
 from ranks import tell
 
 STEPS = 4
+CEILING = 4.5  # below the norm of the joined batch's gradients in the first two steps, and above it in the third
 
 
 class Probed(MLP):
@@ -68,11 +69,12 @@ def local_run():
 
 
 def joined_run():
-    """Numbers of all ranks; in the last step, one of them has NaN in its batch."""
+    """Numbers of all ranks, which clip; in the last step, one of them has NaN in its batch."""
     ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True, device_num=get_group_size())
     network = Probed()
     step = InstrumentedStep(network, nn.SGD(network.trainable_params(), 0.5), activations="leaves", loss_scale=8.0,
-                            activation_stats=ALL_STATS, activation_gradients=True, spike_window=2, ranks=True,
+                            max_grad_norm=CEILING, activation_stats=ALL_STATS, activation_gradients=True, spike_window=2,
+                            ranks=True,
                             histograms=[Histogram("activation", "act", every=2), Histogram("gradient", "second.weight")])
     step.set_train()
     for number, (x, y) in enumerate(mlp_batches(STEPS), 1):
@@ -81,6 +83,7 @@ def joined_run():
         if number == 2 and get_rank() != 1:  # of which no time is known
             step.tell_times(3.0 - get_rank(), float("nan"))
         show("joined", step, step(mine(x), mine(y)))
+    tell("weights", [parameter.asnumpy().tolist() for parameter in network.trainable_params()])
 
 
 def summed_run():

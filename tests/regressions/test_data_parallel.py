@@ -6,6 +6,7 @@ import pathlib
 import mindspore as ms
 import numpy as np
 import pytest
+from data_parallel_rank import CEILING
 
 import instrument
 import reference
@@ -29,7 +30,7 @@ class Job:
     def __init__(self, mode, ranks, runs, directory):
         self.ranks, self.directory = ranks, directory
         self.rows, printed = job_of(HERE / "data_parallel_rank.py", ranks, directory, mode, *runs)
-        errors = self.rows.pop("errors", [])
+        errors, self.weights = self.rows.pop("errors", []), self.rows.pop("weights", [])
         lengths = {name: [len(of_rank) for of_rank in rows] for name, rows in self.rows.items()}
         assert lengths == {name: [CALLS[name]] * ranks for name in runs}, f"{lengths}\n{printed}"
         assert errors == [[{}]] * ranks * ("local" in runs), printed
@@ -62,6 +63,12 @@ def first_weights():
     weights = [p.asnumpy().astype(np.float64) for p in MLP().trainable_params()]
     ms.set_context(mode=ms.GRAPH_MODE)
     return weights
+
+
+def clipped(gradients):
+    """Gradients as the joined run's optimizer gets them."""
+    factor = min(1, CEILING / reference.norm(*gradients))
+    return [factor * each for each in gradients]
 
 
 def near(value, rel=NEAR, absolute=1e-6):
@@ -116,7 +123,8 @@ def test_everything_is_that_of_one_process_on_the_joined_batch(job):
         loss, gradients, outputs, d_outputs = reference.MLP(weights).step(x, y)
         norm = reference.norm(*gradients)
         expected = {"step": i + 1, "loss": loss, "loss/part": np.sum(outputs["second"] - y) / job.ranks, "grad/norm": norm,
-                    "attention/count/probe": 1, "overflow": 0, "skipped": 0,
+                    "grad/norm_clipped": reference.norm(*clipped(gradients)), "attention/count/probe": 1,
+                    "overflow": 0, "skipped": 0,
                     **{f"attention/{name}/probe": each for name, each in reference.attention(outputs["second"]).items()}}
         for cell in ("first", "act", "second"):
             expected.update({f"activation/{name}/{cell}": each for name, each in reference.activation(outputs[cell]).items()})
@@ -140,7 +148,26 @@ def test_everything_is_that_of_one_process_on_the_joined_batch(job):
                 true = bins_of(np.abs(gradients[2]))
                 assert found[bins.ZERO:].tolist() == true[bins.ZERO:bins.NONFINITE] and sum(found[bins.ZERO:]) == 128
         history.append([loss, norm])
-        weights = [w - 0.5 * g for w, g in zip(weights, gradients)]
+        weights = [w - 0.5 * g for w, g in zip(weights, clipped(gradients))]
+
+
+def test_gradients_are_clipped_by_the_norm_of_the_joined_batch(job):
+    """Twice the joined norm is above the ceiling, and once below while some rank's own is above it; one step is skipped."""
+    weights, norms = first_weights(), []
+    for i, (x, y) in enumerate(mlp_batches(3)):
+        gradients = reference.MLP(weights).step(x, y)[1]
+        norms.append(reference.norm(*gradients))
+        own = [values["grad/norm_local"] for [_, values, *_] in (rows[i] for rows in job.rows["joined"])]
+        assert max(own) > CEILING and max(own) > 1.1 * norms[-1]  # or this tells nothing of the norm that clips
+        for rows in job.rows["joined"]:
+            assert rows[i][1]["grad/norm"] == near(norms[-1])
+            assert rows[i][1]["grad/norm_clipped"] == near(min(norms[-1], CEILING))
+        weights = [w - 0.5 * g for w, g in zip(weights, clipped(gradients))]
+    assert [norm > CEILING for norm in norms] == [True, True, False]
+    assert len(job.weights) == job.ranks and all(each == job.weights[0] for each in job.weights)  # the same to the bit
+    for found, expected in zip(job.weights[0][0], weights):
+        # Each step subtracts float32 gradients, whose rounding stays.
+        assert np.allclose(found, expected, rtol=NEAR, atol=3e-6), np.abs(np.array(found) - expected).max()
 
 
 @pytest.mark.parametrize("name", ["stock", "scaled"])
@@ -212,7 +239,7 @@ def test_the_spread_over_ranks_and_who_has_the_largest(job):
         times = {name: value for name, value in job.rows["joined"][0][i][1].items() if "_time" in name or "_wait" in name}
         told = [3.0 - rank for rank in range(job.ranks) if rank != 1]  # from the second step on, and no rank waits
         assert times == ({"rank/min/step_time": min(told), "rank/max/step_time": 3, "rank/argmax/step_time": 0} if i else {})
-        weights = [w - 0.5 * g for w, g in zip(weights, reference.MLP(weights).step(x, y)[1])]
+        weights = [w - 0.5 * g for w, g in zip(weights, clipped(reference.MLP(weights).step(x, y)[1]))]
 
 
 def test_nan_on_one_rank_names_that_rank_and_is_skipped_on_all(job):
