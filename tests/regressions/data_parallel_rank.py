@@ -2,8 +2,10 @@
 
     python data_parallel_rank.py graph|pynative [local|joined|summed|stock|scaled] ...
 """
+import os
 import sys
 import time
+import urllib.request
 
 import mindspore as ms
 import numpy as np
@@ -14,6 +16,7 @@ from mindspore.train.callback import RunContext
 from instrument import AttentionProbe, Histogram, InstrumentedStep, TrainingMonitor
 from instrument.taps import ALL_STATS
 from instrument.upgrade import StepOptions, upgrade
+from instrument.writers import PrometheusWriter
 from networks import MLP, mlp_batches
 from ranks import tell
 
@@ -55,7 +58,10 @@ def local_run():
                             updates=True, window=4, spike_window=2, skip_spikes=1e9, scope="local", ranks=True)
     params = {"train_network": step, "cur_step_num": 0, "mode": "train"}
     context = RunContext(params)
-    with TrainingMonitor("run", alarms=[]) as monitor:
+    # Each rank of a machine wants the same port, as two jobs would.
+    exporter = PrometheusWriter(port=20000 + int(os.environ["MS_SCHED_PORT"]) % 10000, labels={"rank": str(get_rank())})
+    exporter.every_rank = True
+    with TrainingMonitor("run", alarms=[], writers=[exporter]) as monitor:
         monitor.on_train_begin(context)
         for number, (x, y) in enumerate(mlp_batches(STEPS), 1):
             time.sleep(0.2 * get_rank())
@@ -64,6 +70,12 @@ def local_run():
             show("local", step, outputs)
             params.update(cur_step_num=number, net_outputs=outputs)
             monitor.on_train_step_end(context)
+        while exporter.port is None:  # it opens with the first record, in a thread of its own
+            time.sleep(0.05)
+        with urllib.request.urlopen(f"http://127.0.0.1:{exporter.port}/metrics") as answer:
+            served = answer.read().decode()
+        tell("served", [exporter.port, [line for line in served.splitlines() if line.startswith("instrument_loss{")],
+                        "instrument_grad_norm{" in served])
         monitor.on_train_end(context)
         tell("errors", dict(monitor.errors))
 

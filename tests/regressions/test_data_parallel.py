@@ -31,6 +31,7 @@ class Job:
         self.ranks, self.directory = ranks, directory
         self.rows, printed = job_of(HERE / "data_parallel_rank.py", ranks, directory, mode, *runs)
         errors, self.weights = self.rows.pop("errors", []), self.rows.pop("weights", [])
+        self.served = self.rows.pop("served", [])  # by Prometheus' writer, of each rank
         lengths = {name: [len(of_rank) for of_rank in rows] for name, rows in self.rows.items()}
         assert lengths == {name: [CALLS[name]] * ranks for name in runs}, f"{lengths}\n{printed}"
         assert errors == [[{}]] * ranks * ("local" in runs), printed
@@ -114,6 +115,16 @@ def test_norms_are_those_of_the_joined_batch_and_each_rank_records_its_own(pair)
             assert scopes["loss"] == ["local", "mean"] and scopes["activation/rms/act"] == ["local", "rms"]
         history.append([loss, norm])
         weights = [w - 0.5 * min(1, 0.5 / norm) * g for w, g in zip(weights, gradients)]
+
+
+def test_each_rank_serves_its_own_numbers_at_a_port_of_its_own(pair):
+    assert len({port for [[port, *_]] in pair.served}) == pair.ranks
+    for rank, [[_, [line], has_norm]] in enumerate(pair.served):
+        labels, value = line.split()
+        assert f'rank="{rank}"' in labels and has_norm == (rank == 0)
+        run = instrument.read(pair.directory / "run")
+        recorded = run if rank == 0 else run.ranks[rank]
+        assert float(value) in recorded["loss"].value[-2:].tolist()  # the last step is read when training ends
 
 
 def test_everything_is_that_of_one_process_on_the_joined_batch(job):
