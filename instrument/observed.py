@@ -158,7 +158,8 @@ class Observed(_Base):
             if not self.has_loss:
                 seen = self.pack((norm, norm))
             score = self.spike_score(seen)
-            pieces = pieces + (ops.depend(score, self.spike_score.remember(seen, skipped)),)
+            # Only after the score: nothing else keeps the runtime from writing the history while it is still being read.
+            pieces = pieces + (ops.depend(score, self.spike_score.remember(ops.depend(seen, score), skipped)),)
         if self.clips_at is not None:
             pieces = pieces + (self.clipped(norm),)
         if self.has_spread:
