@@ -179,6 +179,7 @@ def test_pynative_mode(trainer, folder):
     stock = trainer.run(folder / "pynative_stock", mode="pynative", stock=True)
     ours = trainer.run(folder / "pynative", mode="pynative", callbacks=trainer.with_monitor(
         folder / "runs" / "pynative", activations=["attention$", "lm_head"], activation_gradients=True))
+    assert (stock.mode, ours.mode) == (trainer.ms.PYNATIVE_MODE, trainer.ms.PYNATIVE_MODE)
     if not same(stock, ours):  # on 2.7 the first run of a process differs in the last bit from those after it
         stock = trainer.run(folder / "pynative_again", mode="pynative", stock=True)
     assert same(stock, ours)

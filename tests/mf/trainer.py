@@ -92,6 +92,7 @@ class Run:
     keys: list[str] = field(default_factory=list)  # of a checkpoint
     messages: list[str] = field(default_factory=list)  # warnings
     step: nn.Cell | None = None
+    mode: int | None = None  # in which the steps ran
 
 
 class Probe(Callback):
@@ -114,6 +115,7 @@ class Probe(Callback):
         params = run_context.original_args()
         step = self.run.step
         self.run.numbers.append(params.cur_step_num)
+        self.run.mode = ms.get_context("mode")
         self.run.outputs.append(tuple(plain(each) for each in params.net_outputs))
         self.run.vectors.append(step.schema.unpack(step.snapshot()) if isinstance(step, Observer) else {})
         self.run.before.append(values_of(step.network))
@@ -157,13 +159,19 @@ class OnCpu:
         return ops.AddN()(bad) >= 1.0
 
 
-def run(folder, *, batches=4, mode="graph", stock=False, sets_weights=True, more=(), **changes):
-    """Train, and say what happened; `changes` are nested settings, `more` are callbacks that the caller has made."""
+def run(folder, *, batches=4, rows=None, mode="graph", stock=False, sets_weights=True, more=(), **changes):
+    """Train, and say what happened.
+
+    Args:
+        rows: The sequences, int32 [any, LENGTH + 1], in place of the first `batches` of `tokens`.
+        more: Callbacks that the caller has made.
+        changes: Nested settings.
+    """
     folder.mkdir(exist_ok=True, parents=True)
     file = str(folder / "data.mindrecord")
     writer = FileWriter(file, shard_num=1)
     writer.add_schema({"input_ids": {"type": "int32", "shape": [-1]}}, "tokens")
-    writer.write_raw_data([{"input_ids": row} for row in tokens(batches).reshape(-1, LENGTH + 1)])
+    writer.write_raw_data([{"input_ids": row} for row in (tokens(batches).reshape(-1, LENGTH + 1) if rows is None else rows)])
     writer.commit()
     config = merged(CONFIG, {"output_dir": str(folder / "output"), "context": {"mode": 0 if mode == "graph" else 1}})
     config["train_dataset"]["data_loader"]["dataset_dir"] = file
@@ -181,6 +189,8 @@ def run(folder, *, batches=4, mode="graph", stock=False, sets_weights=True, more
         try:
             settings = MindFormerConfig(**config)
             build_context(settings)
+            # 1.9 sets the mode of the first run of a process alone.
+            ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
             trainer = Trainer(args=settings, callbacks=[Probe(result, sets_weights), *more], **TASK)
             trainer.train()
         finally:
