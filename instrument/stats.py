@@ -126,6 +126,12 @@ def _calls_and_elements(shape: tuple[int, ...], has_calls: bool, has_elements: b
     return Tensor([1.0] * has_calls + [elements] * has_elements, ms.float32)
 
 
+@constexpr
+def _of_nothing(columns: tuple[str, ...]) -> Tensor:
+    """Columns of a tensor without elements, of which the CPU's reductions make whatever lies in memory."""
+    return Tensor([float(column == "calls") for column in columns], ms.float32)
+
+
 def as_float32(x: Tensor) -> Tensor:
     """`x` in float32; nothing where it is."""
     return _cast(x, ms.float32)
@@ -277,6 +283,8 @@ class Columns(nn.Cell):
         Returns:
             float32 vector, in the order of `COLUMNS`.
         """
+        if _static_size(_shape(x)) == 0:
+            return _of_nothing(self.columns)
         x = as_float32(x)
         carried = ()
         if self.has_calls or self.has_elements:

@@ -72,6 +72,14 @@ def test_columns_equal_the_twin(mode, dtype, shape, measure):
         assert seen["nonfinite"] == 0, kind
 
 
+@pytest.mark.parametrize("shape", [(0,), (0, 6), (3, 0)], ids=str)
+@pytest.mark.skipif(_compat.RELEASE.release < (2, 7), reason="2.0.0 makes no Tensor without elements")
+def test_no_elements_are_no_numbers(mode, shape, measure):
+    measure(mode, Tensor(np.full(4096, 4.0), ms.float32))  # leaves something in memory
+    empty = Tensor(np.zeros(shape), ms.float32)
+    assert measure(mode, empty) == {**dict.fromkeys(stats.COLUMNS, 0), "calls": 1}
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("shape", [(), (1,), (7,), (130, 64), (2, 3, 4, 5), (8, 128, 1024)], ids=str)
 def test_a_bad_element_anywhere_shows_in_sum_and_square_sum_and_is_counted(mode, shape, bad, measure):
