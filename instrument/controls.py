@@ -13,6 +13,7 @@ from mindspore import Parameter, Tensor, nn
 from mindspore.communication import get_group_size
 
 from instrument import _compat
+from instrument.buffers import own_name
 from instrument.joining import HOST_TIMES, Spread
 from instrument.kinds import is_whole
 from instrument.nonfinite import Place, execution_order
@@ -172,4 +173,4 @@ class Controls(_Base):
 
 def state(name: str, value: np.ndarray) -> Parameter:
     """A buffer of the step's own on the device, in no checkpoint."""
-    return Parameter(Tensor(value), name=f"instrument.{name}", requires_grad=False)
+    return Parameter(Tensor(value), name=own_name(name), requires_grad=False)

@@ -23,6 +23,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from instrument import _compat, stats
 from instrument._compat import constexpr
 from instrument.bins import BINS, CARRIED, HIGHEST, LOWEST, PART, SMALLEST
+from instrument.buffers import own_name
 from instrument.kinds import is_whole
 from instrument.select import why_unmeasurable
 
@@ -194,7 +195,7 @@ class Counter(nn.Cell):
 
     def __init__(self, name: str, every: int, step_count: Parameter):
         super().__init__(auto_prefix=False)
-        self.slot = Parameter(Tensor(np.zeros(CARRIED), ms.float32), name=f"instrument.histogram.{name}")
+        self.slot = Parameter(Tensor(np.zeros(CARRIED), ms.float32), name=own_name(f"histogram.{name}"))
         object.__setattr__(self, "step_count", step_count)
         self.carrier = _carrier(every)
 

@@ -15,6 +15,8 @@ from typing import Any
 import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 
+from instrument.buffers import own_name
+
 # Cells of MindSpore that draw random numbers while training.
 RANDOM_CELLS = tuple(getattr(nn, name) for name in ("Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "RReLU")
                      if hasattr(nn, name))
@@ -39,7 +41,7 @@ class Schedule(nn.Cell):
         self.threshold = Tensor(0.5, ms.float32)
         self.step_count, self.micro_step = step_count, micro_step
         # Whether the coming step is measured, where the graph decides: it sets this for the step after.
-        self.flag = Parameter(Tensor(1.0, ms.float32), name="instrument.measure", requires_grad=False)
+        self.flag = Parameter(Tensor(1.0, ms.float32), name=own_name("measure"), requires_grad=False)
         self.asked = self.was_asked = False
         # What the host knows without asking the device.
         self.step: int | None = None  # number of the last step

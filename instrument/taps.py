@@ -28,6 +28,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 from instrument import _compat, stats
+from instrument.buffers import own_name
 from instrument.histograms import Counter
 from instrument.joining import Extremes
 from instrument.losses import dtypes_of
@@ -165,7 +166,7 @@ class Tap(nn.Cell):
         self.statistics, self.columns = self.choose(statistics)
         self.gradient_columns = self.columns[1:] if gradients else ()
         self.slot = Parameter(Tensor(np.zeros(len(self.columns) + len(self.gradient_columns)), ms.float32),
-                              name=f"instrument.tap.{self.group}.{name}")
+                              name=own_name(f"tap.{self.group}.{name}"))
         self.set_flag(None)
         self.counter = counter or _IDENTITY
 

@@ -10,6 +10,8 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
+from instrument.buffers import own_name
+
 
 class Window(NamedTuple):
     """What `InstrumentedStep.read_window` returns.
@@ -35,9 +37,9 @@ class RingBuffer(nn.Cell):
     def __init__(self, rows: int, columns: int):
         super().__init__(auto_prefix=False)
         # Each row ends with its serial number from 1, which tells how many came before: exact up to 2**24.
-        self.buffer = Parameter(Tensor(np.zeros((rows, columns + 1)), ms.float32), name="instrument.window",
+        self.buffer = Parameter(Tensor(np.zeros((rows, columns + 1)), ms.float32), name=own_name("window"),
                                 requires_grad=False)
-        self.pushed = Parameter(Tensor([0], ms.int32), name="instrument.pushed", requires_grad=False)
+        self.pushed = Parameter(Tensor([0], ms.int32), name=own_name("pushed"), requires_grad=False)
         self.rows = Tensor(rows, ms.int32)
         self.update = ops.ScatterUpdate()
         self.concat = ops.Concat()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
 
-from instrument import InstrumentedStep, remove_taps
+from instrument import Histogram, InstrumentedStep, remove_taps
 from networks import MLP, mlp_batches
 
 
@@ -288,6 +288,36 @@ def test_two_networks_that_share_a_cell_are_measured_side_by_side_where_they_dif
     assert first.owns(one.encoder) and second.owns(other.head) and not second.owns(other.encoder)
     second.remove_taps()
     assert first.owns(one.encoder)
+
+
+class Both(nn.Cell):
+    """Two steps in one graph, as of a generator and a discriminator."""
+
+    def __init__(self, first, second):
+        super().__init__()  # with prefixes, because the names of the two optimizers' Parameters are alike
+        self.first, self.second = first, second
+
+    def construct(self, x, y):
+        return self.first(x, y)[1], self.second(x, y)[1]
+
+
+@pytest.mark.parametrize("options", [{}, {"every": 2, "accumulate": 2, "window": 3, "updates": True, "activations": "leaves",
+                                          "histograms": [Histogram("activation", "act", every=2)]}], ids=["-", "options"])
+def test_two_steps_lie_in_one_graph(mode, options):
+    rows = []
+    for together in (False, True):
+        steps = []
+        for seed in (0, 1):
+            network = MLP(seed)
+            network.update_parameters_name(f"{seed}.")
+            steps.append(InstrumentedStep(network, sgd(network), **options))
+        both = Both(*steps).set_train()
+        for batch in mlp_batches(4):
+            inputs = list(map(Tensor, batch))
+            vectors = both(*inputs) if together else [step(*inputs)[1] for step in steps]
+        rows.append([vector.asnumpy() for vector in vectors])
+    for alone, beside in zip(*rows):
+        assert np.allclose(alone, beside, rtol=1e-6, atol=0, equal_nan=True) and alone[0] > 0
 
 
 # --- what shows at the first call ---------------------------------------------------------------------------------------
