@@ -411,7 +411,8 @@ def check_free(chosen: NamedCells) -> None:
             continue
         gc.collect()  # Cells refer to each other, so a step that was let go of may still wait for the collector
         if vars(type(cell))["_instrument_owner"]() is not None:
-            raise ValueError(f"cell {name!r} is already measured by another InstrumentedStep. Use one step a network, or "
+            raise ValueError(f"cell {name!r} is already measured by another InstrumentedStep. Choose other cells by "
+                             "`activations`, which may be None, where two steps share a part of their networks, or "
                              "call remove_taps() on the other step first; instrument.remove_taps(network) does so where "
                              "nothing refers to it any more.")
         _strip(cell)
