@@ -217,7 +217,7 @@ class NormStats(nn.Cell):
         self.total_elements = Tensor([sizes[:self.gradients].sum(), sizes[self.gradients:].sum()], ms.float32)
         # Not a slice of it: 2.10 makes an operator without documented platforms of a number times what it has not folded.
         self.gradient_elements = Tensor([sizes[:self.gradients].sum()], ms.float32)
-        metrics = self._metrics([p.name for p in parameters], [p.name for p in frozen], gradient_scope)
+        metrics = self._metrics(list(self.names), [p.name for p in frozen], gradient_scope)
         if setting:
             metrics = ([replace(each, scope="unverified") for each in metrics] if self.joined else
                        of_this_rank(metrics, "shard"))

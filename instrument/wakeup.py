@@ -39,15 +39,16 @@ class Wakeup:
             self._reader, self._writer = os.pipe()
             os.set_blocking(self._writer, False)
             threading.Thread(target=self._watch, args=(self._reader,), name="instrument-signals", daemon=True).start()
-        current = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        if current not in (-1, self._writer):
-            signal.set_wakeup_fd(current)
+        self._tell_of_signals(self._writer)
 
     def stop(self) -> None:
         """Hear no more; of the main thread only."""
-        current = signal.set_wakeup_fd(-1)
-        if current not in (-1, self._writer):
-            signal.set_wakeup_fd(current)
+        self._tell_of_signals(-1)
+
+    def _tell_of_signals(self, descriptor: int) -> None:
+        before = signal.set_wakeup_fd(descriptor, warn_on_full_buffer=False)
+        if before not in (-1, self._writer):  # somebody else's
+            signal.set_wakeup_fd(before)
 
     def answer(self) -> None:
         """Say that the handler runs."""

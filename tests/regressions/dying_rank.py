@@ -9,6 +9,7 @@ import sys
 import time
 
 import mindspore as ms
+import psutil
 from mindspore import nn
 from mindspore.communication import get_group_size, get_rank, init
 from mindspore.dataset import NumpySlicesDataset
@@ -25,8 +26,8 @@ PID = pathlib.Path("pid_of_rank_0")
 def is_running(pid):
     """Whether the process runs; one that has ended may wait for msrun to ask for its status."""
     try:
-        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
-    except OSError:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False
 
 
